@@ -12,7 +12,7 @@ from .arrays import as_given, as_tensors, in_words_of_arrays, is_array
 from .dispatch import default_backend
 from .errors import OperandTypeError
 from .launch_cache import forget as forget
-from .launch_cache import guess, guessed, key_of, launches, run, run_launch
+from .launch_cache import guessed, key_of, launches, remember_guess, run, run_launch
 from .ops import autocast_enabled, multiply, seen_by_torch, traced
 from .tensors import as_number, recorders, traces
 
@@ -161,7 +161,7 @@ def _call(arguments: tuple[Any, ...]) -> torch.Tensor:
         except (AttributeError, RuntimeError, TypeError):
             launch = None
         if launch is not None and may_guess:
-            guess(arguments, launch)
+            remember_guess(arguments, launch)
     if launch is None or _autocast():
         return _unkept(arguments)
     return run_launch(launch, arguments)

@@ -265,6 +265,9 @@ def make(
             made.asked, c=part.c_in, bias=bias, scale_a=row_scale, scale_b=column_scale
         )
         problem = dispatch.problem_of(part.a, part.b, part.c, fusion)
+        if (wider := as_summed(problem, backend, kernel)) is not problem:
+            problem, fusion = wider, replace(fusion, compute=wider.compute)
+            made.asked = replace(made.asked, compute=wider.compute)
         addresses = [t.data_ptr() for t in (*part, bias) if t is not None]
         aligned = part.c_in is not None and alignment(part.c_in)
         kind = problem, aligned, *map(addresses.index, addresses)
@@ -290,8 +293,6 @@ def _started_by(
     """The plan of a part, and what starts it."""
     if backend == dispatch.AUTO:
         backend = backend_for(problem, kernel).backend
-    if (wider := as_summed(problem, backend, kernel)) is not problem:
-        problem, fusion = wider, replace(fusion, compute=wider.compute)
     choose = repacking.chooser(backend, kernel)
     if kernel is None and (copies := repacking.worth(problem, backend, choose)) is not None:
         plan = _planned(copies.problem, backend, choose)

@@ -156,6 +156,8 @@ class Guess:
     low: tuple[int, ...]
     """Of the addresses of A, B and a bias those bits that a kernel may depend on."""
     deterministic: bool
+    learns: bool
+    """Whether one of these tensors requires a gradient: it is right while nobody records one."""
     missed: int = 0
     """Calls of the same shapes that ran another launch."""
 
@@ -179,29 +181,31 @@ def guessed(arguments: tuple[Any, ...]) -> Launch | None:
     if type(alpha) is not float or type(beta) is not float or alpha != 1.0 or beta != 0.0:
         return None
     try:
-        guess = guesses.get((a.shape, b.shape, epilogue, out_dtype, backend, kernel, bias is None))
-        if guess is None or guess.deterministic != deterministic():
+        kept = guesses.get((a.shape, b.shape, epilogue, out_dtype, backend, kernel, bias is None))
+        if kept is None or kept.deterministic != deterministic():
+            return None
+        if kept.learns and grad_mode():
             return None
         if modes() or forward_ad._current_level >= 0 or jit_trace() is not None:
             return None
-        bits = guess.bits
+        bits = kept.bits
         if bias is None:
-            if not guess.check(a, b):
+            if not kept.check(a, b):
                 return None
             at_a, at_b = a.data_ptr(), b.data_ptr()
-            right = (at_a & bits, at_b & bits) == guess.low
+            right = (at_a & bits, at_b & bits) == kept.low
         else:
-            if not guess.check(a, b, bias):
+            if not kept.check(a, b, bias):
                 return None
             at_a, at_b, at_bias = a.data_ptr(), b.data_ptr(), bias.data_ptr()
-            right = (at_a & bits, at_b & bits, at_bias & bits) == guess.low
+            right = (at_a & bits, at_b & bits, at_bias & bits) == kept.low
             right = right and at_bias != 0 and at_bias != at_a and at_bias != at_b
     except (AttributeError, RuntimeError, TypeError):  # no tensors, or such as have no memory
         return None
-    return guess.launch if right and at_a and at_b and at_a != at_b else None
+    return kept.launch if right and at_a and at_b and at_a != at_b else None
 
 
-def guess(arguments: tuple[Any, ...], launch: Launch) -> None:
+def remember_guess(arguments: tuple[Any, ...], launch: Launch) -> None:
     """Guess this launch from now on for calls of the same shapes.
 
     The arguments have a key. Where another launch is guessed already this happens at the first call
@@ -211,6 +215,10 @@ def guess(arguments: tuple[Any, ...], launch: Launch) -> None:
         a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b, mma_shape,
         backend, kernel,
     ) = arguments  # fmt: skip
+    if _make is None or not (None is c is out is scale_a is scale_b is compute is mma_shape):
+        return
+    if alpha != 1.0 or beta != 0.0:
+        return
     shapes = (a.shape, b.shape, epilogue, out_dtype, backend, kernel, bias is None)
     before = guesses.get(shapes)
     missed = 0
@@ -218,13 +226,9 @@ def guess(arguments: tuple[Any, ...], launch: Launch) -> None:
         missed = before.missed = before.missed + 1
         if missed & (missed - 1):
             return
-    if _make is None or not (None is c is out is scale_a is scale_b is compute is mma_shape):
-        return
     tensors = [x for x in (a, b, bias) if x is not None]
     starts = [x.data_ptr() for x in tensors]
-    if (alpha, beta) != (1.0, 0.0) or len({*starts}) < len(starts):
-        return
-    if any(x.requires_grad for x in tensors):  # whose calls depend on the mode, too
+    if len({*starts}) < len(starts):
         return
     sizes, strides = [[*x.shape] for x in tensors], [[*x.stride()] for x in tensors]
     try:
@@ -237,7 +241,8 @@ def guess(arguments: tuple[Any, ...], launch: Launch) -> None:
         guesses.clear()
     bits = BITS[launch.device >= 0]
     low = tuple(start & bits for start in starts)
-    guesses[shapes] = Guess(launch, check, bits, low, deterministic(), missed)
+    learns = any(x.requires_grad for x in tensors)
+    guesses[shapes] = Guess(launch, check, bits, low, deterministic(), learns, missed)
 
 
 # --- Finding a launch, making it and running it
@@ -259,7 +264,7 @@ def launch_of(arguments: tuple[Any, ...]) -> Launch:
             launch = make(*arguments)
         if key is not None:
             keep(launches, key, launch)
-            guess(arguments, launch)
+            remember_guess(arguments, launch)
     return launch
 
 

@@ -327,6 +327,10 @@ def test_ieee_goes_to_it_where_rows_are_few_and_to_the_ladder_elsewhere():
     assert choose(problem(500, 500, 500, compute="ieee"), "cuda").name == "naive"
 
 
+def test_without_a_k_there_is_a_plan():
+    assert rung.plan(problem(4, 64, 0))["SPLITS"] == 1
+
+
 def test_of_many_rows_it_says_no_time():
     most = rung.MOST_CHOSEN_ROWS
     assert rung.cost(problem(most, 300, 300), 132) > 0

@@ -150,6 +150,28 @@ def test_a_mode_is_heard(mode):
         assert len({launch.problems[0] for launch in launch_cache.launches.values()}) == 2
 
 
+def test_weights_are_guessed_while_nobody_records_a_gradient(monkeypatch):
+    """Inference by a layer, whose Parameter requires one; the guess is not taken where somebody
+    does."""
+    x, weight = torch.randn(8, 6), torch.nn.Parameter(torch.randn(6, 4))
+    with torch.no_grad():
+        tcgemm.matmul(x, weight, **HOW)
+        asked, result = keys_asked(monkeypatch, lambda: tcgemm.matmul(x, weight, **HOW))
+    assert asked == 0
+    torch.testing.assert_close(result, x @ weight)
+    tcgemm.matmul(x, weight, **HOW).sum().backward()
+    torch.testing.assert_close(weight.grad, x.sum(0)[:, None].expand(6, 4))
+
+
+def test_calls_that_are_not_guessed_use_up_no_guess():
+    a, b, _ = operands()
+    for _ in range(2):
+        tcgemm.matmul(a, b, **HOW)
+    for _ in range(20):
+        tcgemm.gemm(a, b, alpha=2.0, **HOW)
+    assert [each.missed for each in launch_cache.guesses.values()] == [0]
+
+
 def test_a_transform_sees_its_own_tensors():
     a, b, _ = operands()
     for _ in range(2):

@@ -77,6 +77,20 @@ def test_a_call_gets_the_kernel_and_the_sums(kernel, compute, name, monkeypatch)
     assert taken == (name or taken)
 
 
+def test_auto_weighs_the_kernels_that_run():
+    """Of sums that are then not formed it would compare others."""
+    asked = problem_on((9, 0))
+    assert as_summed(asked, "auto") == problem_on((9, 0), compute="float32")
+    command = ["explain", "4096x4096x4096", "--dtype", "float16", "--gpu", "h200", "--json"]
+    said = {
+        compute: json.loads(CliRunner().invoke(app, [*command, "--compute", compute]).output)[
+            "auto"
+        ]
+        for compute in ("float16", "float32")
+    }
+    assert said["float16"] == said["float32"]
+
+
 def test_explain_speaks_of_the_kernel_that_is_taken():
     asked = ["explain", "4096x4096x4096", "--dtype", "float16", "--gpu", "h100", "--json"]
     taken = {}

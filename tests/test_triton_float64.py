@@ -230,6 +230,15 @@ def test_rows_of_16_bytes_go_to_it(size, layout):
     assert "REPACK" not in chosen.plan(problem), "it is read as it lies"
 
 
+@pytest.mark.parametrize("size", [(2**30, 8, 8), (8, 2**30, 8), (8, 8, 2**30)])
+def test_sides_that_pairs_are_too_many_for_are_refused(size):
+    """Twice the coordinate would be beyond an int32."""
+    row = dispatch.find("triton", NAME)
+    assert "counts" in row.why_not(problem_of(*size))
+    fewer = [min(side, 2**30 - 2) for side in size]
+    assert row.why_not(problem_of(*fewer)) is None
+
+
 def test_odd_rows_do_not():
     assert "TMA" in dispatch.find("triton", NAME).why_not(problem_of(64, 77, 64))
     assert dispatch.choose(problem_of(1024, 1025, 1023), "triton").name != NAME

@@ -169,7 +169,7 @@ def ways(problem: Any) -> list[Way]:
         warps = 1
         while warps <= ALL_WARPS:
             steps = ceil_div(loads, 32 // along_n * warps)
-            most = 1 if problem.device == "cpu" else min(MOST_SPLITS, steps)
+            most = 1 if problem.device == "cpu" else max(1, min(MOST_SPLITS, steps))
             found += [Way(along_n, warps, splits) for splits in range(1, most + 1)]
             if steps <= 1:
                 break

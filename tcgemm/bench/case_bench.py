@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .. import accuracy, dispatch, gpus
+from ..choosing.sums import as_summed
 from ..problem import EPILOGUES, Fusion
 from .case import Case
 from .contender import Contender, Set, asked_of, contender
@@ -111,7 +112,8 @@ class CaseBench:
             return []
         plan = mine.plan
         row["config"], row["kernel"] = plan.settings, plan.kernel
-        chosen = mine.kernel is None or dispatch.choose(problem, backend).name == plan.kernel
+        asked = as_summed(problem, backend)
+        chosen = mine.kernel is None or dispatch.choose(asked, backend).name == plan.kernel
         row["chosen"] = "yes" if chosen else "no"
 
         calls: list[float] = []

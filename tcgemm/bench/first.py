@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from .. import dispatch
+from ..choosing.sums import as_summed
 from ..errors import ResultsError, TcgemmError
 from .case_bench import BASELINE
 from .contender import UNASKED
@@ -43,7 +44,7 @@ def _is_unasked(unit: Unit, device: str) -> bool:
     capability = torch.cuda.get_device_capability() if device == "cuda" else None
     try:
         problem = unit.case.problem(capability=capability, device=device)
-        chosen = dispatch.choose(problem, unit.backend)
+        chosen = dispatch.choose(as_summed(problem, unit.backend), unit.backend)
     except TcgemmError:
         return False
     return chosen.name == unit.kernel

@@ -12,12 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..problem import Problem
+from ..vocabulary import AUTO
 
 EQUAL_RATE = ((8, 0), (9, 0), (10, 0))
 """Compute capabilities whose tensor cores sum float16 in either type at the same rate: the data
 sheets of A100, H100, H200 and B200 print one for both."""
 
-TUNED = ("triton", "cuda")
+TUNED = ("triton", "cuda", AUTO)
 """Backends whose kernels sum in float32 as a rule."""
 
 

@@ -17,6 +17,7 @@ takes ``kernel[grid]``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -303,6 +304,8 @@ def memory(like: torch.Tensor, size: int) -> torch.Tensor:
 
 
 _raw_alloc: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
+if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):  # as compute-sanitizer wants it: no neighbours
+    _raw_alloc = None
 _raw_delete: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
 
 

@@ -187,7 +187,7 @@ def second_us(problem: Any, parts: int) -> float:
     if parts == 1:
         return 0.0
     wide = 8 if problem.dtype_in == "float64" else 4
-    moved = 2.0 * wide * parts * problem.M * problem.N
+    moved = 2.0 * wide * parts * problem.M * problem.N * problem.batch
     return CONSTANTS.second + moved / CONSTANTS.sums
 
 

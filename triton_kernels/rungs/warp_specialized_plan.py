@@ -153,11 +153,21 @@ class WarpSpecializedPlanner(Planner):
         return stages + consumers * config["BUFFERS"] * subtile + 512
 
 
+MOST_OF_FLOAT64 = 2**30
+"""Elements of a side from which on twice as many are beyond an int32."""
+
+
 def refuse(problem: Any) -> str | None:
     """Why wgmma or TMA cannot do it, as a sentence with the numbers; None when they can."""
     if problem.capability is not None and problem.capability >= (10, 0):
         here = "{}.{}".format(*problem.capability)
         return f"wgmma exists on compute capability 9.0 alone and this GPU has {here}"
+    longest = max(problem.M, problem.N, problem.K)
+    if problem.dtype_in == "float64" and longest >= MOST_OF_FLOAT64:
+        return (
+            f"a side has {longest} elements of float64, which are pairs of int32 to TMA, and it "
+            f"counts {MOST_OF_FLOAT64} of those: fused takes it"
+        )
     if problem.aux and (itemsize(problem.dtype_in) != 2 or problem.dtype_in != problem.dtype_out):
         what = "a sum of rows" if problem.aux == "sums" else "a pre-activation"
         return (

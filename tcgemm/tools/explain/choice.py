@@ -200,8 +200,11 @@ def _compiled(row: Kernel, problem: Problem) -> dict[str, Any]:
 def auto_backends(problem: Problem, kernel: str | None, board: Gpu) -> list[str]:
     """The backend that backend="auto" would take; both where neither takes the problem."""
     from ...choosing.auto import LANGUAGES, backend_for
+    from ...choosing.sums import as_summed
     from ...errors import UnsupportedError
+    from ...vocabulary import AUTO
 
+    problem = as_summed(problem, AUTO, kernel)
     try:
         return [backend_for(problem, kernel, board.slug).backend]
     except UnsupportedError:
@@ -211,8 +214,11 @@ def auto_backends(problem: Problem, kernel: str | None, board: Gpu) -> list[str]
 def auto_choice(problem: Problem, kernel: str | None, board: Gpu) -> str:
     """What backend="auto" would take, and why."""
     from ...choosing.auto import backend_for
+    from ...choosing.sums import as_summed
     from ...errors import UnsupportedError, first_line
+    from ...vocabulary import AUTO
 
+    problem = as_summed(problem, AUTO, kernel)
     try:
         backend, why = backend_for(problem, kernel, board.slug)
     except UnsupportedError as error:

@@ -21,6 +21,7 @@ from itertools import chain
 from multiprocessing import get_context
 from typing import Any
 
+from ...choosing.sums import as_summed
 from ...dispatch import BACKENDS
 from ...errors import TcgemmError
 from ...problem import Problem
@@ -218,8 +219,9 @@ def find(problems: Sequence[Problem], names: Sequence[str]) -> list[Task]:
         for backend in names:
             try:
                 choose = repacking.chooser(backend)
-                copied = repacking.worth(problem, backend, choose)
-                asked = problem if copied is None else copied.problem
+                summed = as_summed(problem, backend)
+                copied = repacking.worth(summed, backend, choose)
+                asked = summed if copied is None else copied.problem
                 row = choose(asked)
             except TcgemmError:
                 continue
