@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from test_short_k_triton import somewhere
 
 import tcgemm
 from tcgemm import dispatch
@@ -27,21 +28,6 @@ def problem(M, N, K, layout="nt", **more):
     return Problem.stored(
         M, N, K, "bfloat16", "bfloat16", layout, device="cuda", capability=(9, 0), **more
     )  # fmt: skip
-
-
-def somewhere(rows, columns, how, dtype, device):
-    """A matrix of normal numbers: by rows or columns, in rows that are longer, in every second
-    element, or off the beginning of its memory."""
-    memory = torch.full((2 * (rows + 3) * (columns + 3),), float("nan"), dtype=dtype, device=device)
-    strides, first = {
-        "rows": ((columns, 1), 0),
-        "columns": ((1, rows), 0),
-        "longer": ((columns + 3, 1), 0),
-        "apart": ((2 * columns, 2), 0),
-        "off": ((columns, 1), 1),
-    }[how]
-    matrix = memory.as_strided((rows, columns), strides, first)
-    return matrix.copy_(torch.randn(rows, columns))
 
 
 @pytest.mark.spread(4, "ways", "size")

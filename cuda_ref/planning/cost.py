@@ -8,6 +8,7 @@ among settings of one, on a GPU that has no table.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 LAUNCH_US = 3.0
@@ -35,6 +36,30 @@ TILE_K = 64
 
 MOST_SPLITS = 8
 """Blocks of a cluster, the most that every GPU with clusters runs."""
+
+
+def power_of_two(least: int, most: int) -> int:
+    """The least power of two that is ``least`` or more, and ``most`` where that is less."""
+    found = 1
+    while found < most and found < least:
+        found *= 2
+    return found
+
+
+def divisions_of_k(
+    lanes: Iterable[int], loads: int, warps: int, on_gpu: bool
+) -> Iterator[tuple[int, int, int]]:
+    """(lanes along N, warps that divide K, blocks that do) worth trying, where a lane has ``loads``
+    along K to share with others: csrc/tile/lanes.cuh. In the simulator blocks are alone."""
+    for along_n in lanes:
+        some = 1
+        while some <= warps:
+            steps = ceil_div(loads, 32 // along_n * some)
+            most = max(1, min(MOST_SPLITS, steps)) if on_gpu else 1
+            yield from ((along_n, some, splits) for splits in range(1, most + 1))
+            if steps <= 1:
+                break
+            some *= 2
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -220,6 +220,14 @@ def operands(problem: Any) -> tuple[tuple[str, tuple[int, int], tuple[int, int],
     )
 
 
+def refuse_uncounted(problem: Any, kernel: str, most: int) -> str | None:
+    """Why a size is too large to be counted by a kernel; None when none is."""
+    for side, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
+        if size > most:
+            return f"{side}={size} and {kernel} counts to {most}: {ANY}"
+    return None
+
+
 def refuse_no_multiples(problem: Any, tile: Mapping[str, int]) -> str | None:
     """Which of M, N and K are no multiples of ``tile``, by name."""
     wrong = [

@@ -18,6 +18,7 @@ from ..planning.refusals import (
     operands,
     refuse_other_than_sm90,
     refuse_tma,
+    refuse_uncounted,
     storage,
 )
 from ..planning.rows import FUSES, row
@@ -69,9 +70,8 @@ def refuse_gemv(problem: Any) -> str | None:
 
     The other operand may lie anywhere, and with one row both may.
     """
-    for side, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
-        if size > TMA_MOST:
-            return f"{side}={size} and gemv counts to {TMA_MOST}: {ANY}"
+    if reason := refuse_uncounted(problem, "gemv", TMA_MOST):
+        return reason
     index = 1 if problem.M <= problem.N else 0
     name, shape, strides, alignment = operands(problem)[index]
     ld, inner = storage(shape, strides)

@@ -26,13 +26,6 @@ using namespace tcgemm::sm90;
 
 constexpr int MOST_ROWS = 8;  // of a block
 constexpr int AT_ONCE = 4;  // elements along K of a thread, of each column, on their way together
-constexpr int64_t MOST = INT32_MAX - 65536;  // columns, and elements along K
-
-// A, or B by its columns: element (mn, k) is at data + mn * mn_stride + k * k_stride.
-struct Side {
-  const void* data;
-  int64_t mn_stride, k_stride, batch_stride;
-};
 
 // How a thread takes a trip: with masks, where not all of it exists; without; and without, and with
 // rows of A, where these are neighbours, in vectors.
@@ -43,19 +36,12 @@ template <typename Real, int ROWS, int ALONG_N, int ALONG_K, bool FUSED>
 __global__ void __launch_bounds__(THREADS, BLOCKS<Real, ROWS>)
     gemv_types(Side a, Side b, int M, int N, int K, Matrix c, Epilogue<Real> epilogue,
                Lanes lanes, bool rows_in_vectors) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int rank = lanes.splits > 1 ? cluster_ctarank() : 0;
-  const int tile = lanes.by_splits.quotient(blockIdx.x);
-  const int above = lanes.by_tiles_n.quotient(tile), batch = lanes.by_tiles_m.quotient(above);
-  const int m0 = (above - batch * lanes.tiles_m) * MOST_ROWS;
+  const Place at = place_of<MOST_ROWS>(lanes);
+  const int rank = at.rank, batch = at.batch, m0 = at.m0, n0 = at.n0;
+  const int of_k = at.of_k, of_warps = at.of_warps;
   const int log_columns = lanes.log_columns(), columns = 1 << log_columns;
-  const int n0 = (tile - above * lanes.tiles_n) << log_columns;
-  const int log_low = lanes.n_first ? lanes.log_n : lanes.log_k();
-  const int low = lane & ((1 << log_low) - 1), high = lane >> log_low;
-  const int of_n = lanes.n_first ? low : high, of_k = lanes.n_first ? high : low;
-  const int of_warps = warp & ((1 << lanes.log_warps) - 1);
   // Columns of a load are neighbours; its loads lie as far apart as its lanes reach.
-  const int column = (warp >> lanes.log_warps << (LOG_COLS + lanes.log_n)) + ALONG_N * of_n;
+  const int column = at.own + ALONG_N * at.of_n;
   const auto column_of = [&](int j) {
     return column + (j / ALONG_N * ALONG_N << lanes.log_n) + j % ALONG_N;
   };
@@ -156,30 +142,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<Real, ROWS>)
       static_cast<Real*>(c.data)[batch * c.batch_stride + m * c.row_stride + n * c.col_stride] =
           finished<FUSED, Real>(epilogue, sum, m, n, batch);
   };
-#pragma unroll 1
-  for (int i = threadIdx.x; i < each; i += THREADS) {
-    Real of[ALL_WARPS];
-#pragma unroll
-    for (int w = 0; w < ALL_WARPS; ++w)
-      of[w] = w >> lanes.log_warps == 0 ? shared[w * each + i] : 0;
-    const Real sum = ((of[0] + of[1]) + (of[2] + of[3])) + ((of[4] + of[5]) + (of[6] + of[7]));
-    if (lanes.splits == 1)
-      store(i, sum);
-    else
-      shared[i] = sum;
-  }
-  if (lanes.splits == 1) return;
-  barrier_cluster_arrive();
-  barrier_cluster_wait();
-  for (int i = rank * THREADS + threadIdx.x; i < each; i += lanes.splits * THREADS) {
-    Real sum = 0;
-#pragma unroll 4
-    for (int p = 0; p < lanes.splits; ++p) sum += of_cluster(shared + i, p);
-    store(i, sum);
-  }
-  // No block exits while another may still read its sums.
-  barrier_cluster_arrive_relaxed();
-  barrier_cluster_wait();
+  add_warps_and_blocks(shared, each, lanes, rank, store);
 }
 
 template <typename Real, int ALONG_N, int ALONG_K>
@@ -190,9 +153,7 @@ int launch_type(const Gemm& gemm, bool taller, cudaStream_t stream) {
                                ceil_div(K, ALONG_K), n_first);
   const int64_t tiles = int64_t{lanes.tiles_m} * lanes.tiles_n * gemm.batch;
   if (tiles > INT32_MAX / MAX_CLUSTER) return cudaErrorInvalidConfiguration;
-  const Matrix &x = gemm.a, &y = gemm.b;
-  const Side a{x.data, x.row_stride, x.col_stride, x.batch_stride};
-  const Side b{y.data, y.col_stride, y.row_stride, y.batch_stride};
+  const Side a = side_of_a(gemm.a), b = side_of_b(gemm.b);
   const bool rows_in_vectors = rows_are_vectors(transposed(gemm).b, gemm.batch, gemm.in);
   return with_rows<MOST_ROWS>(M, [&](auto rows) {
     constexpr int ROWS = decltype(rows)::value;

@@ -11,16 +11,24 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..planning.cost import COLD_BYTES, MOST_SPLITS, ceil_div, clusters_at_once, more_waves
+from ..planning.cost import (
+    COLD_BYTES,
+    MOST_SPLITS,
+    ceil_div,
+    clusters_at_once,
+    divisions_of_k,
+    more_waves,
+    power_of_two,
+)
 from ..planning.gpu import of as gpu_of
-from ..planning.refusals import ANY, MOST_TILES, column_major, operands, storage
+from ..planning.refusals import MOST_TILES, column_major, operands, refuse_uncounted, storage
 from ..planning.rows import FUSES, row, source_constants
 from ..planning.tuning import wide
 
 ORDER = 206
 
 MOST = 2**31 - 65537
-"""Of M, N and K; as in gemv_types.cu."""
+"""Of M, N and K: csrc/tile/lanes.cuh."""
 
 COLS, ALL_WARPS = 4, 8
 """Columns of a thread, and warps of a block: csrc/tile/lanes.cuh."""
@@ -102,11 +110,8 @@ class Way(NamedTuple):
 
 
 def refuse_large(problem: Any) -> str | None:
-    """Why a size is too large to be counted; None when none is."""
-    for side, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
-        if size > MOST:
-            return f"{side}={size} and gemv_types counts to {MOST}: {ANY}"
-    return None
+    """As ``refuse_uncounted``."""
+    return refuse_uncounted(problem, "gemv_types", MOST)
 
 
 def itemsize(problem: Any) -> int:
@@ -145,14 +150,7 @@ def length_of_a(problem: Any) -> int:
 
 def rows_of(problem: Any) -> int:
     """Rows of C of a block: a power of two."""
-    return _power_of_two(problem.M, source_constants("gemv_types")["MOST_ROWS"])
-
-
-def _power_of_two(least: int, most: int) -> int:
-    found = 1
-    while found < most and found < least:
-        found *= 2
-    return found
+    return power_of_two(problem.M, source_constants("gemv_types")["MOST_ROWS"])
 
 
 def ways(problem: Any) -> list[Way]:
@@ -160,21 +158,12 @@ def ways(problem: Any) -> list[Way]:
     along_k = lengths(problem)[1]
     loads = ceil_div(problem.K, along_k)
     if along_k > 1 or column_major((problem.K, problem.N), problem.b_strides):
-        lanes = [32 // _power_of_two(loads, 32)]
+        lanes = [32 // power_of_two(loads, 32)]
     else:
-        widest = _power_of_two(ceil_div(problem.N, COLS), 32)
+        widest = power_of_two(ceil_div(problem.N, COLS), 32)
         lanes = [along_n for along_n in (32, 16, 8, 4, 2, 1) if along_n <= widest]
-    found = []
-    for along_n in lanes:
-        warps = 1
-        while warps <= ALL_WARPS:
-            steps = ceil_div(loads, 32 // along_n * warps)
-            most = 1 if problem.device == "cpu" else max(1, min(MOST_SPLITS, steps))
-            found += [Way(along_n, warps, splits) for splits in range(1, most + 1)]
-            if steps <= 1:
-                break
-            warps *= 2
-    return found
+    on_gpu = problem.device != "cpu"
+    return [Way(*way) for way in divisions_of_k(lanes, loads, ALL_WARPS, on_gpu)]
 
 
 def resident(problem: Any) -> int:

@@ -26,13 +26,6 @@ using namespace tcgemm::sm90;
 
 constexpr int MOST_ROWS = 4;  // of a block
 constexpr int AT_ONCE = 4;  // steps of K whose loads are on their way together
-constexpr int64_t MOST = INT32_MAX - 65536;  // columns, and elements along K
-
-// A, or B by its columns: element (mn, k) is at data + mn * mn_stride + k * k_stride.
-struct Side {
-  const uint16_t* data;
-  int64_t mn_stride, k_stride, batch_stride;
-};
 
 template <typename In>
 __device__ __forceinline__ float element(const uint16_t* at, bool there) {
@@ -44,18 +37,11 @@ template <int ROWS, bool FUSED, typename In, typename Out>
 __global__ void __launch_bounds__(THREADS, 2)
     thin(Side a, Side b, int M, int N, int K, PlainOutput c, Epilogue<float> epilogue,
          Lanes lanes) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int rank = lanes.splits > 1 ? cluster_ctarank() : 0;
-  const int tile = lanes.by_splits.quotient(blockIdx.x);
-  const int above = lanes.by_tiles_n.quotient(tile), batch = lanes.by_tiles_m.quotient(above);
-  const int m0 = (above - batch * lanes.tiles_m) * MOST_ROWS;
+  const Place at = place_of<MOST_ROWS>(lanes);
+  const int rank = at.rank, batch = at.batch, m0 = at.m0, n0 = at.n0;
+  const int of_k = at.of_k, of_warps = at.of_warps;
   const int log_columns = lanes.log_columns(), columns = 1 << log_columns;
-  const int n0 = (tile - above * lanes.tiles_n) << log_columns;
-  const int log_low = lanes.n_first ? lanes.log_n : lanes.log_k();
-  const int low = lane & ((1 << log_low) - 1), high = lane >> log_low;
-  const int of_n = lanes.n_first ? low : high, of_k = lanes.n_first ? high : low;
-  const int of_warps = warp & ((1 << lanes.log_warps) - 1);
-  const int column = (warp >> lanes.log_warps << (LOG_COLS + lanes.log_n)) + of_n;  // the first
+  const int column = at.own + at.of_n;  // the first
 
   // Every block, warp and lane of those that divide K takes each so many-th k.
   const int log_apart = lanes.log_warps + lanes.log_k(), apart = lanes.splits << log_apart;
@@ -64,9 +50,10 @@ __global__ void __launch_bounds__(THREADS, 2)
   const uint16_t* b_at[COLS];
 #pragma unroll
   for (int j = 0; j < COLS; ++j)
-    b_at[j] = b.data + batch * b.batch_stride + first * b.k_stride +
+    b_at[j] = static_cast<const uint16_t*>(b.data) + batch * b.batch_stride + first * b.k_stride +
               min(n0 + column + (j << lanes.log_n), N - 1) * b.mn_stride;
-  const uint16_t* a_at = a.data + batch * a.batch_stride + first * a.k_stride;
+  const uint16_t* a_at =
+      static_cast<const uint16_t*>(a.data) + batch * a.batch_stride + first * a.k_stride;
   int64_t row_at[ROWS];
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) row_at[i] = min(m0 + i, M - 1) * a.mn_stride;
@@ -111,30 +98,7 @@ __global__ void __launch_bounds__(THREADS, 2)
       static_cast<Out*>(c.data)[batch * c.batch_stride + m * c.row_stride + n * c.col_stride] =
           finished<FUSED, Out>(epilogue, sum, m, n, batch);
   };
-#pragma unroll 1
-  for (int i = threadIdx.x; i < each; i += THREADS) {
-    float of[ALL_WARPS];
-#pragma unroll
-    for (int w = 0; w < ALL_WARPS; ++w)
-      of[w] = w >> lanes.log_warps == 0 ? shared[w * each + i] : 0;
-    const float sum = ((of[0] + of[1]) + (of[2] + of[3])) + ((of[4] + of[5]) + (of[6] + of[7]));
-    if (lanes.splits == 1)
-      store(i, sum);
-    else
-      shared[i] = sum;
-  }
-  if (lanes.splits == 1) return;
-  barrier_cluster_arrive();
-  barrier_cluster_wait();
-  for (int i = rank * THREADS + threadIdx.x; i < each; i += lanes.splits * THREADS) {
-    float sum = 0;
-#pragma unroll 4
-    for (int p = 0; p < lanes.splits; ++p) sum += ld_shared_cluster(shared_address(shared + i), p);
-    store(i, sum);
-  }
-  // No block exits while another may still read its sums.
-  barrier_cluster_arrive_relaxed();
-  barrier_cluster_wait();
+  add_warps_and_blocks(shared, each, lanes, rank, store);
 }
 
 }  // namespace
@@ -149,9 +113,7 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
       lanes_of(plan_of(gemm, taller), ceil_div(M, MOST_ROWS), N, K, n_first);
   const int64_t tiles = int64_t{lanes.tiles_m} * lanes.tiles_n * gemm.batch;
   if (tiles > INT32_MAX / MAX_CLUSTER) return cudaErrorInvalidConfiguration;
-  const auto data = [](const Matrix& x) { return static_cast<const uint16_t*>(x.data); };
-  const Side a{data(gemm.a), gemm.a.row_stride, gemm.a.col_stride, gemm.a.batch_stride};
-  const Side b{data(gemm.b), gemm.b.col_stride, gemm.b.row_stride, gemm.b.batch_stride};
+  const Side a = side_of_a(gemm.a), b = side_of_b(gemm.b);
   return with_types(gemm, [&](auto in, auto out) {
     return with_rows<MOST_ROWS>(M, [&](auto rows) {
       const int shared_bytes = 4 * rows() << (lanes.log_warps + lanes.log_columns());

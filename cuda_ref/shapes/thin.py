@@ -8,9 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..planning.cost import ceil_div, memory_us, more_waves
+from ..planning.cost import (
+    MOST_SPLITS,
+    ceil_div,
+    divisions_of_k,
+    memory_us,
+    more_waves,
+    power_of_two,
+)
 from ..planning.gpu import of as gpu_of
-from ..planning.refusals import ANY, MOST_TILES, column_major, refuse_tma
+from ..planning.refusals import MOST_TILES, column_major, refuse_tma, refuse_uncounted
 from ..planning.rows import FUSES, row
 from ..planning.tuning import wide
 from . import gemv, skinny, small
@@ -18,13 +25,13 @@ from . import gemv, skinny, small
 ORDER = 195
 
 MOST = 2**31 - 65537
-"""Of M, N and K; as in thin.cu, as what follows."""
+"""Of M, N and K: csrc/tile/lanes.cuh."""
 
 MOST_ROWS = 4
+"""As in thin.cu, as what follows."""
 
 COLS, AT_ONCE = 4, 4
 ALL_WARPS = 8
-MOST_SPLITS = 8
 
 BLOCKS = 2
 """Of which an SM has room, by registers."""
@@ -57,11 +64,8 @@ BESIDE = 4
 
 
 def refuse_thin(problem: Any) -> str | None:
-    """Why a size is too large to be counted; None when none is."""
-    for side, size in (("M", problem.M), ("N", problem.N), ("K", problem.K)):
-        if size > MOST:
-            return f"{side}={size} and thin counts to {MOST}: {ANY}"
-    return None
+    """As ``refuse_uncounted``."""
+    return refuse_uncounted(problem, "thin", MOST)
 
 
 def ways(problem: Any) -> list[tuple[int, int, int]]:
@@ -69,28 +73,11 @@ def ways(problem: Any) -> list[tuple[int, int, int]]:
     are alone."""
     N, K = problem.N, problem.K
     if column_major((K, N), problem.b_strides):
-        lanes = [32 // _power_of_two(K, 32)]
+        lanes = [32 // power_of_two(K, 32)]
     else:
-        widest = _power_of_two(ceil_div(N, COLS), 32)
+        widest = power_of_two(ceil_div(N, COLS), 32)
         lanes = [along_n for along_n in (32, 16, 8, 4, 2, 1) if widest // 8 < along_n <= widest]
-    found = []
-    for along_n in lanes:
-        warps = 1
-        while warps <= ALL_WARPS:
-            steps = ceil_div(K, 32 // along_n * warps)
-            most = 1 if problem.device == "cpu" else min(MOST_SPLITS, steps)
-            found += [(along_n, warps, splits) for splits in range(1, most + 1)]
-            if steps <= 1:
-                break
-            warps *= 2
-    return found
-
-
-def _power_of_two(least: int, most: int) -> int:
-    found = 1
-    while found < most and found < least:
-        found *= 2
-    return found
+    return list(divisions_of_k(lanes, K, ALL_WARPS, problem.device != "cpu"))
 
 
 def modelled_us(problem: Any, way: tuple[int, int, int], sms: int) -> float:
@@ -98,7 +85,7 @@ def modelled_us(problem: Any, way: tuple[int, int, int], sms: int) -> float:
     along_n, warps, splits = way
     along_k = 32 // along_n
     columns = COLS * along_n * (ALL_WARPS // warps)
-    rows = _power_of_two(problem.M, MOST_ROWS)
+    rows = power_of_two(problem.M, MOST_ROWS)
     tiles = ceil_div(problem.M, MOST_ROWS) * ceil_div(problem.N, columns) * problem.batch
     blocks = tiles * splits
     steps = ceil_div(problem.K, along_k * warps * splits)

@@ -10,16 +10,7 @@ from typing import Any
 import torch
 
 from .descriptors import storable, stored
-
-
-def finishes(fusion: Any) -> bool:
-    """Whether anything happens to the accumulator beside narrowing."""
-    if fusion is None:
-        return False
-    tensors = (fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
-    return bool(
-        fusion.alpha != 1 or fusion.epilogue or any(tensor is not None for tensor in tensors)
-    )
+from .fused_arguments import finishes
 
 
 def check_parts(c: torch.Tensor, fusion: Any, SPLITS: int, steps: int) -> None:

@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..device import matrix_parts
 from ..device.blocks import step_of
 from ..device.dot import summed_in
-from ..device.epilogue import batch_size, batch_strides, operands
 from ..device.row_sums import PARTS
 from ..device.sums import add
 from .descriptors import describe, reachable, storable, stored
-from .gluon_checks import check_across, check_parts, check_transposed, finishes
+from .fused_arguments import batch_size, batch_strides, finishes, operands
+from .gluon_checks import check_across, check_parts, check_transposed
+from .gluon_descriptors import in_eights, of_float64, rounding, swizzled
 from .recording import Step
 from .runtime import cdiv, programs
 from .tile_blocks import MOST_BLOCKS, blocks_of, subtile_columns
-
-ROUNDS = any(field.name == "round_f32_to_tf32" for field in fields(TensorDescriptor))
-"""Whether this Triton's descriptors can be told to round float32 to tf32 on the way."""
-
-TFLOAT32 = 11
-"""CU_TENSOR_MAP_DATA_TYPE_TFLOAT32."""
-
-
-class Pairs(NamedTuple):
-    """What a descriptor of pairs of int32 reads of a tensor."""
-
-    address: int
-    dtype: torch.dtype = torch.int32
-
-    def data_ptr(self) -> int:
-        return self.address
 
 
 @dataclass(frozen=True)
@@ -85,39 +68,6 @@ class Config:
 
 FINISHING = ("ROW_SCALES_A", "ROW_SCALES_B", "BIAS_ROWS", "ACTIVATION")
 """The constants of ``Config`` that ``epilogue.operands`` gives."""
-
-
-def swizzled(base: Any, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
-    """A descriptor whose blocks lie in shared memory as wgmma reads them."""
-    bits = base.dtype.itemsize * 8
-    width = min(block[-1] * bits // 8, 128)
-    layout = gl.NVMMASharedLayout(width, bits, rank=len(block))
-    return TensorDescriptor(base, shape, strides, block, layout)
-
-
-def of_float64(
-    base: Any, shape: list[int], strides: list[int], block: list[int]
-) -> TensorDescriptor:
-    """The same of float64, which Triton's descriptors do not have: as pairs of int32."""
-    pairs = [*shape[:-1], 2 * shape[-1]], [*(2 * step for step in strides[:-1]), 1]
-    return swizzled(Pairs(base.data_ptr()), *pairs, [*block[:-1], 2 * block[-1]])
-
-
-def in_eights(
-    base: Any, shape: list[int], strides: list[int], block: list[int]
-) -> TensorDescriptor:
-    """The same, in rows of 8 elements in shared memory (device/by_mma_sync.py)."""
-    made = of_float64(base, shape, strides, block)
-    layout = gl.NVMMASharedLayout(64, 32, rank=len(block))
-    return TensorDescriptor(made.base, made.shape, made.strides, made.block_shape, layout)
-
-
-def rounding(base: Any, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
-    """The same, and float32 is rounded to tf32 by the TMA unit, to nearest even."""
-    made = swizzled(base, shape, strides, block)
-    if ROUNDS:
-        made.round_f32_to_tf32 = True
-    return made
 
 
 def arguments(
@@ -248,24 +198,3 @@ def second(a: Any, b: Any, c: Any, args: tuple[Any, ...], plan: Mapping[str, int
     if plan.get("SPLITS", 1) > 1:
         return matrix_parts.add(parts, c.mT if computes_transposed(c, plan.get("SWAP")) else c)
     return add(parts, total, min(PARTS.value, cdiv(c.shape[1], plan["BLOCK_N"])))
-
-
-class Rounding:
-    """A kernel whose first two descriptors, of A and B, round float32 to tf32.
-
-    Triton 3.6 writes the type of a descriptor's elements into the compiled kernel's metadata and
-    reads it when it encodes one; float32 becomes tf32 there before the first launch.
-    """
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.arg_names = kernel.arg_names
-
-    def __getitem__(self, grid: tuple[int]) -> Any:
-        def launch(*args: Any, **constants: Any) -> Any:
-            compiled = self.kernel.warmup(*args, grid=grid, **constants)
-            for described in compiled.metadata.tensordesc_meta[:2]:
-                described["elem_type"] = TFLOAT32
-            return self.kernel[grid](*args, **constants)
-
-        return launch

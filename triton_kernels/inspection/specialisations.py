@@ -81,7 +81,7 @@ def _on(problem: Any, name: str, plan: Mapping[str, int]) -> list[Any]:
 
 
 def _jitted(kernel: Any) -> Any:
-    """Triton's function, without what wraps it (gluon_launch.Rounding)."""
+    """Triton's function, without what wraps it (gluon_descriptors.Rounding)."""
     return getattr(kernel, "kernel", None) or kernel
 
 

@@ -33,9 +33,10 @@ from typing import Any
 import torch
 
 from ..device.dot import compute_mode, emulated, multiply_add, narrow, zeros
-from ..device.epilogue import batch_size, batch_strides, finish, operands, prefetch_l2, read
+from ..device.epilogue import finish, prefetch_l2, read
 from ..device.ordering import grouped
 from ..host.descriptors import describe, reachable, stored
+from ..host.fused_arguments import batch_size, batch_strides, operands
 from ..host.launching import Rung
 from ..host.repack import repack
 from ..host.runtime import cdiv, programs, tl, triton

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from ..device.dot import compute_mode, emulated, less_128, multiply_add, narrow, zeros
-from ..device.epilogue import batch_size, batch_strides, finish, operands, read
+from ..device.epilogue import finish, read
 from ..device.flat_block import block_of, flat, places
 from ..device.ordering import grouped
+from ..host.fused_arguments import batch_size, batch_strides, operands
 from ..host.launching import Rung
 from ..host.repack import repack
 from ..host.runtime import cdiv, tl, triton

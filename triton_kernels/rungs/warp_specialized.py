@@ -57,7 +57,8 @@ from ..device.blocks import (
 from ..device.epilogue_subtiles import bias_of
 from ..device.epilogue_tile import store_accumulators
 from ..device.k_parts import columns_of, steps_of, store_part
-from ..host.gluon_launch import ROUNDS, Rounding, arguments, second
+from ..host.gluon_descriptors import that_rounds
+from ..host.gluon_launch import arguments, second
 from ..host.launching import Rung
 from ..host.repack import repack_for_wgmma
 from ..host.runtime import tl
@@ -233,9 +234,7 @@ def kernel(
             (produce, (a, b, staged, ring, c_ring, size, CONFIG))], [4, 4, 1], [160, 160, 24])
 
 
-# Where A and B are float32 that has yet to be rounded to tf32, its descriptors may have to be told.
-rounds = kernel if ROUNDS else Rounding(kernel)
-run = Rung(kernel, arguments, second=second, repack=repack_for_wgmma, rounding=rounds)
+run = Rung(kernel, arguments, second=second, repack=repack_for_wgmma, rounding=that_rounds(kernel))
 """C[M, N] = A[M, K] @ B[K, N] into ``c``, or the same for each of a batch [batch, M, K].
 
 Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to 3

@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from ..device.epilogue import batch_size, batch_strides, finish, operands, read
+from ..device.epilogue import finish, read
 from ..device.split_k_partials import launch_dependents_and_wait
+from ..host.fused_arguments import batch_size, batch_strides, finishes, operands
 from ..host.launching import Rung
 from ..host.runtime import cdiv, starts_early, tl, triton
 from ..host.units import COPIED
@@ -187,7 +188,7 @@ def arguments(
         "C_ALONG": along(c, "mn"),
         "UNIT": unit(b, c),
         **starts_early(PDL),
-        "FUSED": fusion is not None and asks_for_more(fusion),
+        "FUSED": finishes(fusion),
         "BATCHED": c.dim() == 3,
         **fused_constants,
         "num_warps": NUM_WARPS,
@@ -213,12 +214,6 @@ def unit(b: torch.Tensor, c: torch.Tensor) -> int:
         if x.stride(-1) != 1 or not whole or x.data_ptr() % COPIED:
             return 1
     return vector
-
-
-def asks_for_more(fusion: Any) -> bool:
-    """Whether C is more than A B."""
-    tensors = (fusion.c, fusion.bias, fusion.scale_a, fusion.scale_b)
-    return bool(fusion.alpha != 1 or fusion.epilogue or any(x is not None for x in tensors))
 
 
 run = Rung(kernel, arguments)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..host.storage import column_major, itemsize
-from ..planning import gpus
+from ..planning.by_model import PlannerByModel, fastest_of
 from ..planning.dtypes import FUSES, ON_CUDA_CORES
-from ..planning.planner import Config, Planner
+from ..planning.planner import Config
 from ..planning.rows import row
 
 MOST_K = 64
@@ -138,20 +138,13 @@ def modelled_us(config: Config, problem: Any, processors: int) -> float:
 
 def fastest(problem: Any, processors: int) -> tuple[float, Config]:
     """(microseconds, configuration) by the model."""
-    return min(
-        ((modelled_us(each, problem, processors), each) for each in configs(problem)),
-        key=lambda found: found[0],
-    )
+    return fastest_of(configs(problem), modelled_us, problem, processors)
 
 
-class ShortKPlanner(Planner):
-    """Planned by the model alone: no table has its rows."""
+class ShortKPlanner(PlannerByModel):
+    """Its tiles that were the fastest somewhere, and how often each of them loads."""
 
-    has_table = False
-
-    def pays(self, problem: Any) -> bool:
-        """Only where its time is less than another kernel's; see ``own_us``."""
-        return False
+    fastest = staticmethod(fastest)
 
     def own_us(self, problem: Any) -> float | None:
         """No time is short enough beyond ``MOST_TAKEN_K``."""
@@ -162,24 +155,8 @@ class ShortKPlanner(Planner):
     def transposes(self, problem: Any) -> bool:
         return column_major(problem)
 
-    def copies(self, problem: Any) -> Config:
-        """Operands are read as they lie."""
-        return {}
-
-    def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
-        """The fastest configuration by the model."""
-        return [{"config": fastest(problem, gpus.sms_of(problem))[1]}]
-
     def interpreted(self, problem: Any) -> Config:
         return {**super().interpreted(problem), "BLOCK_K": at_once(problem)}
-
-    def divide(self, config: Config, problem: Any, processors: int, transposed: bool) -> Config:
-        pdl = problem.device != "cpu" and (problem.capability or (9, 0)) >= (9, 0)
-        return {"SWAP": int(transposed), **config, "PDL": int(pdl)}
-
-    def unaligned_us(self, problem: Any) -> float | None:
-        seen = problem.transposed() if self.transposes(problem) else problem
-        return fastest(seen, gpus.sms_of(problem))[0]
 
 
 def refuse_long_k(problem: Any) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..host.storage import itemsize
 from ..planning import gpus
+from ..planning.by_model import fastest_of
 from ..planning.choice import planned_by_user
 from ..planning.dtypes import SIGNED, kind
 from ..planning.k_division import MOST_PARTS, PARTS, KDivisionPlanner, by_elements, thin_side
@@ -215,10 +216,7 @@ def modelled_us(config: Config, problem: Any, processors: int) -> float:
 
 def fastest(problem: Any, processors: int) -> tuple[float, Config]:
     """(microseconds, configuration) by the model, for a problem with M <= N."""
-    return min(
-        ((modelled_us(each, problem, processors), each) for each in configs(problem, processors)),
-        key=lambda found: found[0],
-    )
+    return fastest_of(configs(problem, processors), modelled_us, problem, processors)
 
 
 PLANNER = SkinnyPlanner(

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from ..host.storage import itemsize
 from ..planning import gpus
+from ..planning.by_model import PlannerByModel, fastest_of
 from ..planning.dtypes import ON_CUDA_CORES, PLAIN
-from ..planning.planner import Config, Planner
+from ..planning.planner import Config
 from ..planning.rows import row
 from . import skinny_plan
 
@@ -163,24 +164,17 @@ def modelled_us(config: Config, problem: Any, processors: int) -> float:
 
 def fastest(problem: Any, processors: int) -> tuple[float, Config]:
     """(microseconds, configuration) by the model, for a problem with M <= N."""
-    return min(
-        ((modelled_us(each, problem, processors), each) for each in configs(problem)),
-        key=lambda found: found[0],
-    )
+    return fastest_of(configs(problem), modelled_us, problem, processors)
 
 
-class ThinPlanner(Planner):
-    """Planned by the model alone: no table has its rows."""
+class ThinPlanner(PlannerByModel):
+    """One row of C a program, in each of the ways that its constants name."""
 
-    has_table = False
+    fastest = staticmethod(fastest)
     offers_its_own = True
 
     def suits(self, config: Config, problem: Any) -> bool:
         return min(problem.M, problem.N) <= MOST_ROWS
-
-    def pays(self, problem: Any) -> bool:
-        """Only where it is settled."""
-        return False
 
     def settled(self, problem: Any) -> bool:
         """Of a few rows of 16 bits on Hopper, where its model says less than that of `skinny`."""
@@ -208,24 +202,8 @@ class ThinPlanner(Planner):
     def transposes(self, problem: Any) -> bool:
         return bool(problem.M > problem.N)
 
-    def copies(self, problem: Any) -> Config:
-        """Operands are read as they lie."""
-        return {}
-
-    def rows(self, rows: list[dict[str, Any]], problem: Any, limit: int) -> list[dict[str, Any]]:
-        """The fastest configuration by the model."""
-        return [{"config": fastest(problem, gpus.sms_of(problem))[1]}]
-
     def interpreted(self, problem: Any) -> Config:
         return {**super().interpreted(problem), "BLOCK_M": 1}
-
-    def divide(self, config: Config, problem: Any, processors: int, transposed: bool) -> Config:
-        pdl = problem.device != "cpu" and (problem.capability or (9, 0)) >= (9, 0)
-        return {"SWAP": int(transposed), **config, "PDL": int(pdl)}
-
-    def unaligned_us(self, problem: Any) -> float | None:
-        seen = problem.transposed() if self.transposes(problem) else problem
-        return fastest(seen, gpus.sms_of(problem))[0]
 
 
 def refuse_thin(problem: Any) -> str | None:

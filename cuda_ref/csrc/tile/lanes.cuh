@@ -14,6 +14,21 @@ namespace tcgemm {
 constexpr int LOG_COLS = 2, COLS = 1 << LOG_COLS;  // columns of C of a thread
 constexpr int LOG_WARPS = 3, ALL_WARPS = 1 << LOG_WARPS, THREADS = 32 * ALL_WARPS;
 
+constexpr int64_t MOST = INT32_MAX - 65536;  // columns, and elements along K
+
+// A, or B by its columns: element (mn, k) is at data + mn * mn_stride + k * k_stride.
+struct Side {
+  const void* data;
+  int64_t mn_stride, k_stride, batch_stride;
+};
+
+inline Side side_of_a(const Matrix& x) {
+  return {x.data, x.row_stride, x.col_stride, x.batch_stride};
+}
+inline Side side_of_b(const Matrix& x) {
+  return {x.data, x.col_stride, x.row_stride, x.batch_stride};
+}
+
 // How threads are laid over columns and K: by powers of two, which need no division.
 struct Lanes {
   int log_n;      // lanes of a warp along N; the others lie along K
@@ -58,6 +73,29 @@ int with_rows(int64_t M, Body body) {
   return body(std::integral_constant<int, ROWS>{});
 }
 
+// Where a thread stands: its block among those that divide K, the product of the batch, the first
+// row and column of the block; its lane along N and along K, its warp among those that divide K,
+// and how far behind n0 the columns of its warp begin.
+struct Place {
+  int rank, batch, m0, n0, of_n, of_k, of_warps, own;
+};
+
+template <int ROWS>  // of a block
+__device__ __forceinline__ Place place_of(const Lanes& lanes) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int rank = lanes.splits > 1 ? sm90::cluster_ctarank() : 0;
+  const int tile = lanes.by_splits.quotient(blockIdx.x);
+  const int above = lanes.by_tiles_n.quotient(tile), batch = lanes.by_tiles_m.quotient(above);
+  const int m0 = (above - batch * lanes.tiles_m) * ROWS;
+  const int n0 = (tile - above * lanes.tiles_n) << lanes.log_columns();
+  const int log_low = lanes.n_first ? lanes.log_n : lanes.log_k();
+  const int low = lane & ((1 << log_low) - 1), high = lane >> log_low;
+  const int of_n = lanes.n_first ? low : high, of_k = lanes.n_first ? high : low;
+  const int of_warps = warp & ((1 << lanes.log_warps) - 1);
+  const int own = warp >> lanes.log_warps << (LOG_COLS + lanes.log_n);
+  return {rank, batch, m0, n0, of_n, of_k, of_warps, own};
+}
+
 // What a lane still holds of its values: from number `first` on so many that are `left`; or none,
 // where they are not `mine`.
 struct Held {
@@ -100,6 +138,47 @@ __device__ __forceinline__ void add_lanes(Real (&sums)[VALUES], int nearest, int
 #pragma unroll
   for (int i = 0; i < VALUES; ++i)
     if (held.mine && i < held.left) keep(held.first + i, sums[i]);
+}
+
+// The sum at the same place in block `cta` of the cluster.
+template <typename Real>
+__device__ __forceinline__ Real of_cluster(const Real* shared, int cta) {
+  const uint32_t at = sm90::shared_address(shared);
+  const float low = sm90::ld_shared_cluster(at, cta);
+  if constexpr (sizeof(Real) == 4) return low;
+  const float2 words = make_float2(low, sm90::ld_shared_cluster(at + 4, cta));
+  return reinterpret_cast<const Real&>(words);
+}
+
+// Adds the sums that warps which divide K have left in shared memory, `each` of each of them, then
+// those of blocks that do, in one order. Calls store(i, sum) in one thread of them for each sum.
+template <typename Real, typename Store>
+__device__ __forceinline__ void add_warps_and_blocks(Real* shared, int each, const Lanes& lanes,
+                                                     int rank, Store store) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < each; i += THREADS) {
+    Real of[ALL_WARPS];
+#pragma unroll
+    for (int w = 0; w < ALL_WARPS; ++w)
+      of[w] = w >> lanes.log_warps == 0 ? shared[w * each + i] : 0;
+    const Real sum = ((of[0] + of[1]) + (of[2] + of[3])) + ((of[4] + of[5]) + (of[6] + of[7]));
+    if (lanes.splits == 1)
+      store(i, sum);
+    else
+      shared[i] = sum;
+  }
+  if (lanes.splits == 1) return;
+  sm90::barrier_cluster_arrive();
+  sm90::barrier_cluster_wait();
+  for (int i = rank * THREADS + threadIdx.x; i < each; i += lanes.splits * THREADS) {
+    Real sum = 0;
+#pragma unroll 4
+    for (int p = 0; p < lanes.splits; ++p) sum += of_cluster(shared + i, p);
+    store(i, sum);
+  }
+  // No block exits while another may still read its sums.
+  sm90::barrier_cluster_arrive_relaxed();
+  sm90::barrier_cluster_wait();
 }
 
 }  // namespace tcgemm

@@ -24,14 +24,4 @@ constexpr bool BUILT =
     true;
 #endif
 
-// The sum at the same place in block `cta` of the cluster.
-template <typename Real>
-__device__ __forceinline__ Real of_cluster(const Real* shared, int cta) {
-  const uint32_t at = shared_address(shared);
-  const float low = ld_shared_cluster(at, cta);
-  if constexpr (sizeof(Real) == 4) return low;
-  const float2 words = make_float2(low, ld_shared_cluster(at + 4, cta));
-  return reinterpret_cast<const Real&>(words);
-}
-
 }  // namespace tcgemm::sm90
