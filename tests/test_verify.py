@@ -168,6 +168,21 @@ def test_a_fault_is_told_by_what_it_does(echo, fault, exact, said):
     assert said in outcome.reason
 
 
+@pytest.mark.parametrize("added", ["bias", "c"])
+def test_the_baseline_alone_may_round_its_product_before_it_adds(echo, added, monkeypatch):
+    asked = {"bias": True} if added == "bias" else {"beta": 1.0, "c": "own"}
+    call = DrawnCall(32, 32, 63, "bfloat16", "bfloat16", "float32", exact=True, **asked)
+
+    def rounds_twice(row, call, made):
+        made.out.copy_((made.a.float() @ made.b.float()).bfloat16())
+        made.out.add_(made.bias if added == "bias" else made.c)
+
+    monkeypatch.setattr(judge, "run", rounds_twice)
+    row = dispatch.find("echo", "echo")
+    assert judge.check(replace(row, rounds_product=True), call, "cpu").status == "ok"
+    assert judge.check(row, call, "cpu").status == "wrong"
+
+
 def test_bad_names(tmp_path):
     for arguments, words in (
         (["--backend", "x"], "unknown backend 'x'"),

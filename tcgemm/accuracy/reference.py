@@ -30,7 +30,7 @@ def error_ratio(
             strides; the reference is made anew by each call.
         c: what the kernel wrote, [M, N] or [batch, M, N].
         fusion: what else was asked; its tensors as they were before the kernel ran.
-        rounds_product: allow a rounding to the dtype of C before ``fusion.c`` is added.
+        rounds_product: allow a rounding to the dtype of C before ``fusion.c`` or a bias is added.
     """
     fusion = fusion or Fusion(compute=COMPUTES[dtype_name(a.dtype)][0])
     if a.dim() == 3:

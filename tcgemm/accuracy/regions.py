@@ -56,7 +56,7 @@ class Region:
     ) -> Region:
         """The region once scaled, added to and through the epilogue.
 
-        ``product_rounding``: unit roundoff of a rounding before C is added.
+        ``product_rounding``: unit roundoff of a rounding before C or a bias is added.
         """
         exact, slack = self.exact, self.slack
         wide = exact.dtype
@@ -66,8 +66,9 @@ class Region:
                 exact, slack = exact * factor, slack * factor.abs()
         exact, slack = exact * fusion.alpha, slack * abs(fusion.alpha)
         terms = exact.abs()
-        if fusion.c is not None:
+        if fusion.c is not None or fusion.bias is not None:
             slack = slack + product_rounding * exact.abs()
+        if fusion.c is not None:
             term = fusion.beta * self.part(fusion.c.to(wide).expand(shape))
             exact, terms = exact + term, terms + term.abs()
         if fusion.bias is not None:

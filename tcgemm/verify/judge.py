@@ -229,7 +229,8 @@ def judge(row: dispatch.Kernel, call: DrawnCall, made: Made) -> Outcome:
         a, b = a[..., :0], b[..., :0, :]
     c_in = None if fusion.c is None else fusion.c.expand(result.shape)
     ratio, errors = 0.0, 0
-    rounds_product = row.rounds_product and fusion.c is not None and result.is_floating_point()
+    adds = fusion.c is not None or fusion.bias is not None
+    rounds_product = row.rounds_product and adds and result.is_floating_point()
     to_the_bit = not rounds_product and (call.exact or not result.is_floating_point())
     for index in itertools.product(*(range(size) for size in call.batch)):
         part = replace(fusion, c=None if c_in is None else c_in[index])
