@@ -8,7 +8,8 @@ Folders are those of `tcgemm bench --several`. For each language and operation i
 flags and the pieces of tcgemm/dist/fitted.py to right rows of 16-bit operands, by the logarithm of
 predicted over measured time, and for each operation what the one-shot way takes besides its product
 and its stores. It does so for all numbers of ranks together, with what a rank more costs, and for
-each number apart, and takes what loses less where it is held out. The result is
+each number apart, and takes what loses less where it is held out. An all-gather takes as long
+as the model of its plan says at least, which knows of tiles. The result is
 tcgemm/dist/overlapped-<gpu>.json.
 
 Held out: the cases are dealt into FOLDS, and each is predicted by what is fitted to the others. It
@@ -33,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tcgemm.bench.several.cases import Case, read
-from tcgemm.dist import fitted, model
+from tcgemm.dist import engine, fitted, model
 from tcgemm.dist.planning import ONE_SHOT, OVERLAPPED, WORTH
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,8 @@ FLAGS_US = [2.0 * i for i in range(41)]
 PIECES = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0]
 PEER_US = [2.0 * i for i in range(11)]
 ONE_SHOT_US = [0.5 * i for i in range(161)]
+NEAR = 1.1
+"""Of the fastest way's time, up to which the one-shot way is fitted: elsewhere nobody takes it."""
 
 
 class Timed(NamedTuple):
@@ -56,6 +59,8 @@ class Timed(NamedTuple):
     """Both as the model has them."""
     us: float
     nccl_us: float
+    at_least_us: float = 0.0
+    """By the model of its plan, which knows how many tiles there are."""
 
 
 def timed(rows: Iterable[Mapping[str, str]], slug: str, contender: str = OVERLAPPED) -> list[Timed]:
@@ -75,15 +80,24 @@ def timed(rows: Iterable[Mapping[str, str]], slug: str, contender: str = OVERLAP
             raise SystemExit(f"no time of {case} is known on {slug}: its links were not measured")
         us, nccl_us = (1e3 * float(row[name]) for name in ("ms_p50", "nccl_ms"))
         moved = times.written_us if contender == ONE_SHOT else times.transfer_us
-        found[case, language] = Timed(case, language, times.gemm_us, moved, us, nccl_us)
+        at_least = dict(engine.least_us(case.op, *case.local, case.dtype, case.world))
+        found[case, language] = Timed(
+            case, language, times.gemm_us, moved, us, nccl_us, at_least.get(language, 0.0)
+        )
     return list(found.values())
 
 
-def besides_us(rows: Sequence[Timed]) -> dict[str, float]:
-    """Operation -> what the one-shot way takes besides its product and its stores."""
+def besides_us(rows: Sequence[Timed], others: Sequence[Timed]) -> dict[str, float]:
+    """Operation -> what the one-shot way takes besides its product and its stores, of cases in
+    which it is the fastest way or nearly so. ``others``: the overlapped products."""
+    best = {row.case: min(row.nccl_us, row.us) for row in rows}
+    for row in others:
+        best[row.case] = min(best.get(row.case, math.inf), row.us)
     found = {}
     for op in dict.fromkeys(row.case.op for row in rows):
-        known = [(r.gemm_us + r.transfer_us, r.us) for r in rows if r.case.op == op]
+        of = [row for row in rows if row.case.op == op]
+        of = [row for row in of if row.us <= NEAR * best[row.case]] or of
+        known = [(r.gemm_us + r.transfer_us, r.us) for r in of]
 
         def squares(us: float, known: list[tuple[float, float]] = known) -> float:
             return sum(math.log((apart + us) / taken) ** 2 for apart, taken in known)
@@ -94,7 +108,7 @@ def besides_us(rows: Sequence[Timed]) -> dict[str, float]:
 
 def predicted_us(ways: fitted.Fitted, row: Timed) -> float:
     way = ways.way(row.language, row.case.op, row.case.world)
-    return way.us(row.gemm_us, row.transfer_us, row.case.world)
+    return max(way.us(row.gemm_us, row.transfer_us, row.case.world), row.at_least_us)
 
 
 def off(ways: fitted.Fitted, row: Timed) -> float:
@@ -120,9 +134,8 @@ def _least(rows: Sequence[Timed], peer_us: Sequence[float], world: int) -> fitte
     every = fitted.Way(*ways.T, world=world)
     squares = np.zeros(len(ways))
     for row in rows:
-        squares += np.square(
-            np.log(every.us(row.gemm_us, row.transfer_us, row.case.world) / row.us)
-        )
+        us = every.us(row.gemm_us, row.transfer_us, row.case.world)
+        squares += np.square(np.log(np.maximum(us, row.at_least_us) / row.us))
     return fitted.Way(*map(float, ways[squares.argmin()]), world=world)
 
 
@@ -213,7 +226,7 @@ def main() -> int:
             worst = max(abs(math.expm1(off(ways, row))) for row in of)
             print(f"{language} {op}: {way}, {len(of)} rows, the worst {100 * worst:.1f} % off")
     in_one_shot = timed(read_rows, asked.gpu, ONE_SHOT)
-    one_shot = {**before.one_shot, **besides_us(in_one_shot)}
+    one_shot = {**before.one_shot, **besides_us(in_one_shot, rows)}
     print(f"one_shot: {one_shot or 'assumed'} us besides, {len(in_one_shot)} rows")
     if not asked.check:
         path = fitted.path_of(asked.gpu)

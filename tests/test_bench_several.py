@@ -12,7 +12,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from tcgemm.bench.several import cases, pairing
+from tcgemm.bench.several import cases, pairing, run
 from tcgemm.cli import app
 from tcgemm.errors import OperandError, ResultsError
 
@@ -59,6 +59,15 @@ class Clock:
             return sample
 
         return {name: sampler(name) for name in self.times}
+
+
+def test_local_products_are_compiled_ahead_once_in_each_language():
+    suite = cases.suite(2, rows=(512,))
+    units = run.local_products([*suite, suite[0]], ("triton", "cuda"))
+    assert len(units) == 16
+    assert {unit.backend for unit in units} == {"triton", "cuda"}
+    (gathers,) = {unit.case for unit in units if unit.index == 0}
+    assert (gathers.M, gathers.N, gathers.K, gathers.layout) == (512, 6144 // 2, 4096, "nt")
 
 
 def test_contenders_run_in_turns_and_the_slowest_rank_counts():

@@ -6,12 +6,14 @@ import json
 import random
 import sys
 from dataclasses import asdict
+from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 import scripts_of
 
 from tcgemm.bench.several import cases
-from tcgemm.dist import fitted, model, planning
+from tcgemm.dist import engine, fitted, model, planning
 
 TRUE = {
     ("triton", "all_gather"): fitted.Way(0.9, 20.0, 4.0),
@@ -19,6 +21,9 @@ TRUE = {
     ("cuda", "all_gather"): fitted.Way(0.97, 24.0, 8.0),
     ("cuda", "reduce_scatter"): fitted.Way(0.88, 10.0, 16.0),
 }
+
+
+REPORTS = Path(__file__).parents[1] / "reports"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +39,9 @@ def rows_of(noise):
         for (language, op), way in TRUE.items():
             if op != case.op:
                 continue
-            us = way.us(times.gemm_us, times.transfer_us, 2) * (1 + noise * draw.uniform(-1, 1))
+            at_least = dict(engine.least_us(op, *case.local, case.dtype, 2)).get(language, 0.0)
+            us = max(way.us(times.gemm_us, times.transfer_us, 2), at_least)
+            us *= 1 + noise * draw.uniform(-1, 1)
             yield {
                 **{name: getattr(case, name) for name in case.__slots__},
                 "run": "r", "contender": f"overlapped/{language}", "status": "ok",
@@ -77,8 +84,7 @@ def test_it_finds_the_constants_and_predicts_what_it_was_not_fitted_to(
         assert now["median_off"] < told["median_off"] * 1.1  # of all rows, those held out too
         found = fitted.of("nvidia-h200")
         for row in script.timed(rows_of(0), "nvidia-h200"):
-            way = found.way(row.language, row.case.op, 2)
-            assert way.us(row.gemm_us, row.transfer_us, 2) == pytest.approx(row.us, rel=0.03)
+            assert script.predicted_us(found, row) == pytest.approx(row.us, rel=0.03)
         planning.plan_of.cache_clear()
         shape = "reduce_scatter", 8192, 4096, 7168, "bfloat16", 2, model.Host("nvidia-h200"), None
         takes = {
@@ -110,7 +116,11 @@ def test_what_one_shot_takes_besides_is_found_for_each_operation(script, tmp_pat
             "run": "r", "contender": "one_shot", "status": "ok", "ms_p50": us / 1e3,
             "nccl_ms": times.sequence_us / 1e3,
         })  # fmt: skip
-    assert script.besides_us(script.timed(made, "nvidia-h200", "one_shot")) == true
+    assert script.besides_us(script.timed(made, "nvidia-h200", "one_shot"), []) == true
+    slow = [{**row, "contender": "one_shot", "ms_p50": 2 * row["ms_p50"]} for row in rows_of(0)]
+    others = script.timed(made, "nvidia-h200")
+    for_all = script.timed([*made, *slow], "nvidia-h200", "one_shot")
+    assert script.besides_us(for_all, others) == true, "nobody takes it where it is so slow"
     cases.append(tmp_path, made)
     written = tmp_path / "fitted.json"
     monkeypatch.setattr(fitted, "path_of", lambda slug: written)
@@ -185,3 +195,38 @@ def test_too_few_rows_are_refused(script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fit_overlap.py", str(tmp_path)])
     assert script.main() == 1
     assert "too few" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_plan_takes_the_fastest_way_or_nearly(world):
+    """Of the reports' cases: in the mean it loses less than half a percent."""
+    of_case = {}
+    for row in cases.read(REPORTS / f"nvidia-h200-x{world}"):
+        if row["status"] == "ok" and row["contender"] != "planned":
+            sizes = (int(row[name]) for name in ("M", "N", "K"))
+            case = cases.Case(row["model"], row["layer"], world, row["op"], *sizes, row["dtype"])
+            of_case.setdefault(case, {})[row["contender"]] = float(row["ms_p50"])
+    losses = []
+    for case, ms in of_case.items():
+        asked = (case.op, *case.local, case.dtype, world)
+        host, at_least = model.Host("nvidia-h200"), engine.least_us(*asked)
+        found = planning.plan_of(*asked, host, None, "", None, at_least)
+        way = found.way if found.way == "one_shot" else f"{found.way}/{found.times.language}"
+        losses.append(ms[way] / min(ms.values()))
+    assert len(losses) == 40
+    assert geometric_mean(losses) < 1.005
+    assert max(losses) < 1.05
+
+
+def test_a_product_of_few_tiles_is_not_overlapped():
+    """512 x 5120 x 8192 on each of two GPUs is less than a wave, so the rows that arrive last would
+    be multiplied behind their arrival."""
+    asked = ("all_gather", 512, 5120, 8192, "bfloat16", 2)
+    at_least = engine.least_us(*asked)
+    assert dict(at_least).keys() == {"triton", "cuda"}
+    host = model.Host("nvidia-h200")
+    assert planning.plan_of(*asked, host, None, "", None, at_least).way == "one_shot"
+    assert planning.plan_of(*asked, host, None).way == "overlapped"
+    assert engine.least_us("reduce_scatter", *asked[1:]) == ()
+    assert dict(engine.least_us(*asked[:4], "float8_e4m3fn", 2)).keys() == {"triton"}
+    assert engine.least_us(*asked[:4], "float32", 2) == (), "it is not overlapped at all"

@@ -326,7 +326,7 @@ def test_a_tile_has_no_more_tiles_than_flags():
 
 def test_what_is_fused_has_room_in_its_tile():
     def tiles(op=ALL_GATHER, language="cuda", fused=False):
-        return [t.BLOCK_N for t in overlap._tiles(op, language, 2, fused, False)]
+        return [t.BLOCK_N for t in planning.tiles_of(op, language, 2, fused, False)]
 
     assert tiles() == [256, 128, 224, 192, 128]
     assert tiles(fused=True) == [256, 128, 192, 128]

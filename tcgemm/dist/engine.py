@@ -15,6 +15,10 @@ b [K of this rank, N], out [rows of this rank, N].
 ``one_shot_product(op, product, a, b, out, group, rows, debug, bias=, epilogue=, **asked) -> out``:
 either product by the one-shot way. ``product`` is called as ``gemm``, with ``asked``.
 
+``least_us(op, M, N, K, dtype, world) -> ((language, microseconds), ...)``: what an overlapped
+product takes at least by the number of its tiles, where that is known; M of all ranks, N and K of
+one.
+
 ``stamps(op, a, b, group, backend, rows) -> list of (what, piece, begin_us, end_us)``: the clock
 stamps of one more call on this rank, on one clock of all ranks, such as ("copy", 3, ...),
 ("wait", 3, ...) and ("tiles", 3, ...). The benchmark keeps them for the report's time line.
@@ -32,6 +36,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 NOT_THERE = "this installation has no overlapped engine (tcgemm.dist.overlap)"
 
@@ -49,3 +54,11 @@ def is_there() -> bool:
 def engine() -> ModuleType | None:
     """The engine; None where this installation has none. An error within it is an error."""
     return import_module(_NAME) if is_there() else None
+
+
+def least_us(
+    op: str, M: int, N: int, K: int, dtype: str, world: int
+) -> tuple[tuple[str, float], ...]:
+    """The engine's, and nothing where there is no engine."""
+    found: Any = engine()
+    return () if found is None else found.least_us(op, M, N, K, dtype, world)

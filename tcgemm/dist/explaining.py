@@ -182,7 +182,8 @@ def explain(
             f"{uneven}: where parts differ it has to be asked for, by way="
         )
     language = language_of(backend, dtype)
-    found = plan_of(op, *local, dtype, world, host, reason, language, not_one_shot)
+    at_least = engine.least_us(op, *local, dtype, world)
+    found = plan_of(op, *local, dtype, world, host, reason, language, not_one_shot, at_least)
     return Explanation(op, world, (M, N, K), local, dtype, board.name, found)
 
 

@@ -13,7 +13,7 @@ microseconds, and sizes bytes. Imports no torch.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -175,8 +175,9 @@ def why_unknown(dtype: str, slug: str) -> str | None:
 
 
 def times(
-    op: str, M: int, N: int, K: int, dtype: str, world: int, host: Host, language: str = ""
-) -> Times | None:
+    op: str, M: int, N: int, K: int, dtype: str, world: int, host: Host, language: str = "",
+    at_least: Mapping[str, float] | None = None,
+) -> Times | None:  # fmt: skip
     """Each part of the product, and the overlapped whole; None where ``why_unknown`` has a reason.
 
     Args:
@@ -184,6 +185,7 @@ def times(
         M: rows of A, of all ranks.
         N, K: of this rank's product: the columns that it has of B, or the rows.
         language: of the overlapped way; "" for the one that takes less.
+        at_least: language -> what its overlapped product takes by the number of its tiles.
     """
     if why_unknown(dtype, host.slug) is not None:
         return None
@@ -197,7 +199,9 @@ def times(
         return Times(product, 0.0, 0.0, product, language or fitted.LANGUAGES[0], 0.0, product)
     known = fitted.of(host.slug)
     takes = {
-        each: known.way(each, op, world).us(product, moved, world)
+        each: max(
+            known.way(each, op, world).us(product, moved, world), (at_least or {}).get(each, 0.0)
+        )
         for each in ((language,) if language else fitted.LANGUAGES)
     }
     found = min(takes, key=takes.__getitem__)

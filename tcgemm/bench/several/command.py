@@ -131,7 +131,7 @@ def _run(
     backend = None if timed else "cublas"
     languages = languages or run.LANGUAGES
     if timed:
-        run.compile_ahead(ranks, languages, {case.dtype for case in cases}, timeline)
+        run.compile_ahead(ranks, languages, cases, timeline)
         if first:
             print(f"{time.monotonic() - began:.0f} s: compiled", flush=True)
     trouble = 0

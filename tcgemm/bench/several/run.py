@@ -6,7 +6,7 @@ Every rank runs this; what one of them meets, all are told, so that none waits f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +20,18 @@ from ...dist.options import ALL_GATHER
 from ...dist.planning import ONE_SHOT
 from ...errors import OperandTypeError, UnsupportedError, first_line
 from ...problem import ITEMSIZE, OUTPUTS
+from ..ahead import Ahead
+from ..case import Case as LocalCase
+from ..contender import UNASKED
+from ..worker import Unit
 from .cases import Case
 from .contenders import GEMM, LANGUAGES, NCCL, PLANNED, TORCH, call_of, plan_of, sampler, slowest
 from .judging import Judge, Operands, drawn
 from .pairing import figures, how_many, take_rounds
+
+COMPILES_S = 300.0
+"""For which the local products' compilers are waited for; what is left compiles at its first call.
+"""
 
 
 @dataclass
@@ -105,13 +113,33 @@ def run_case(
 
 
 def compile_ahead(
-    ranks: Ranks, languages: Sequence[str], dtypes: Iterable[str], timeline: bool
+    ranks: Ranks, languages: Sequence[str], cases: Sequence[Case], timeline: bool
 ) -> None:
-    """Have what nvcc makes of the overlapped products, made by one rank while the others wait."""
+    """Have what the cases' overlapped and local products are compiled to, made by one rank while
+    the others wait."""
     found: Any = engine.engine()
-    if found is not None and ranks.rank == 0:
-        found.prepare(languages, [getattr(torch, dtype) for dtype in dtypes], stamped=timeline)
+    if ranks.rank == 0:
+        local = Ahead(local_products(cases, languages), "cuda")
+        if found is not None:
+            dtypes = {getattr(torch, case.dtype) for case in cases}
+            found.prepare(languages, dtypes, stamped=timeline)
+        local.wait(COMPILES_S)
+        local.end()
     dist.barrier(ranks.group)
+
+
+def local_products(cases: Sequence[Case], languages: Sequence[str]) -> list[Unit]:
+    """The products of one GPU that ways other than the overlapped one take, once each."""
+    products = dict.fromkeys((*case.local, case.dtype) for case in cases)
+    local = [
+        LocalCase("several", M, N, K, dtype, OUTPUTS[dtype][0], "nt", "of one GPU of several")
+        for M, N, K, dtype in products
+    ]
+    return [
+        Unit(number, case, language, UNASKED)
+        for number, case in enumerate(local)
+        for language in languages
+    ]
 
 
 def _transfer_ms(case: Case) -> float:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ...operands import dtype_name
-from ...problem import OUTPUTS
+from ...problem import ITEMSIZE, OUTPUTS
 from .. import planning
 from ..groups import is_alive
 from ..options import ALL_GATHER, REDUCE_SCATTER, Options
@@ -32,17 +32,12 @@ from . import one_shot
 from .kinds import Kernels
 from .plan import (
     CARRIES,
-    GATHERED,
     GATHERED_IN_CUDA,
-    INTERPRETED,
-    SCATTERED_IN_CUDA,
-    SIMULATED,
-    TILES,
-    TILES_OF_8_BITS,
     OverlapPlan,
-    Tile,
     gather_plan,
+    gathered_us,
     scatter_plan,
+    tiles_of,
 )
 from .protocol import Rank
 from .timeline import Stamp, stamps_of
@@ -90,6 +85,24 @@ def why_not(op: str, a: torch.Tensor, b: torch.Tensor, group: Any, options: Any)
     return planning.why_not_tiles(plan.tiles(N))
 
 
+@lru_cache(maxsize=4096)
+def least_us(
+    op: str, M: int, N: int, K: int, dtype: str, world: int
+) -> tuple[tuple[str, float], ...]:
+    """What an overlapped all-gather takes by the number of its tiles, in each language.
+
+    A product of less than a wave of tiles hides nothing: the tiles of rows that arrive last begin
+    when these are there, and take as long as all. Rates of large products say nothing of that.
+    """
+    if op != ALL_GATHER or planning.why_not(op, M, N, K, dtype, world) is not None:
+        return ()
+    only = planning.language_of(None, dtype)
+    return tuple(
+        (language, gathered_us(M, N, K, world, language, ITEMSIZE[dtype]))
+        for language in ((only,) if only else BACKENDS)
+    )
+
+
 def _why_not_here(a: torch.Tensor, world: int) -> str | None:
     if not a.is_cuda:
         if torch.cuda.is_available():
@@ -123,25 +136,12 @@ def _chosen(
     op: str, M: int, N: int, K: int, world: int, language: str, itemsize: int, fused: bool,
     on_cpu: bool, carries: bool,
 ) -> OverlapPlan:  # fmt: skip
-    tiles = _tiles(op, language, itemsize, fused, on_cpu)
+    tiles = tiles_of(op, language, itemsize, fused, on_cpu)
     if op == ALL_GATHER:
         plan = gather_plan(M, N, K, world, tiles, itemsize)
     else:
         plan = scatter_plan(M, N, world, tiles, K, itemsize, carries=carries)
     return _as_spoken(plan, language)
-
-
-def _tiles(op: str, language: str, itemsize: int, fused: bool, on_cpu: bool) -> tuple[Tile, ...]:
-    cuda = language == "cuda"
-    if on_cpu:
-        return SIMULATED if cuda else INTERPRETED
-    if itemsize != 2:
-        return TILES_OF_8_BITS
-    if op != ALL_GATHER:
-        return SCATTERED_IN_CUDA if cuda else TILES
-    if not cuda:
-        return GATHERED
-    return tuple(tile for tile in GATHERED_IN_CUDA if tile.fuses or not fused)
 
 
 def _one_queue() -> bool:

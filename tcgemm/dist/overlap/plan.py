@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from ..options import ALL_GATHER
 from ..planning import MOST_BYTES, why_not_tiles
 from .times import SMS, gather_us, scatter_us, sent_us
 
@@ -112,6 +113,20 @@ SIMULATED = (Tile(128, 128, 64, 16, 6, 12, 1.0),)
 """Where CUDA's are simulated: the tile of a build that names none."""
 
 
+def tiles_of(op: str, language: str, itemsize: int, fused: bool, on_cpu: bool) -> tuple[Tile, ...]:
+    """Those that a language has for operands of so many bytes an element."""
+    cuda = language == "cuda"
+    if on_cpu:
+        return SIMULATED if cuda else INTERPRETED
+    if itemsize != 2:
+        return TILES_OF_8_BITS
+    if op != ALL_GATHER:
+        return SCATTERED_IN_CUDA if cuda else TILES
+    if not cuda:
+        return GATHERED
+    return tuple(tile for tile in GATHERED_IN_CUDA if tile.fuses or not fused)
+
+
 @dataclass(frozen=True)
 class OverlapPlan:
     """How a product runs; the same on every rank."""
@@ -207,6 +222,13 @@ def gather_plan(
 
     # Of equals the one with the fewest copies, which the host starts.
     return min(plans, key=lambda plan: (gather_us(plan, N, K, world, item_bytes), plan.parts))
+
+
+def gathered_us(M: int, N: int, K: int, world: int, language: str, item_bytes: int) -> float:
+    """Microseconds of an all-gather and product on GPUs by the model of its plan, which knows how
+    many tiles there are."""
+    tiles = tiles_of(ALL_GATHER, language, item_bytes, fused=False, on_cpu=False)
+    return gather_us(gather_plan(M, N, K, world, tiles, item_bytes), N, K, world, item_bytes)
 
 
 @cache
