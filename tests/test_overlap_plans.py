@@ -118,7 +118,6 @@ def simulated_gather_us(plan, N, K, world):
     tile = plan.tile
     of_row = -(-N // tile.BLOCK_N)
     flop = 2 * tile.BLOCK_M * tile.BLOCK_N * K
-    one = times.TILE_US + flop / tile.rate / (times.TILE_FLOP_PER_US / times.SMS)
     there = [times.FIRST_TILE_US] * plan.tiles(N)
     arrivals = iter(times.arrivals_us(plan, K, world))
     for _ in range(world - 1):
@@ -126,6 +125,10 @@ def simulated_gather_us(plan, N, K, world):
             here = next(arrivals) + times.SEEN_US
             there += [here] * (-(-(behind - first) // tile.BLOCK_M) * of_row)
     blocks = -(-len(there) // -(-len(there) // times.SMS))
+    multiplied = flop / tile.rate / (times.TILE_FLOP_PER_US / times.SMS)
+    of_column, rows = tile.BLOCK_N * K * 2, max(1, min(plan.chunk, 2048) / tile.BLOCK_M)
+    read = blocks * of_column / rows / 4.0e6 if 2 * N * K > 25e6 else 0
+    one = times.TILE_US + (multiplied**3 + read**3) ** (1 / 3)
     free = [times.FIRST_TILE_US] * blocks
     for number, rows_at in enumerate(there):
         free[number % blocks] = max(free[number % blocks], rows_at) + one

@@ -12,10 +12,7 @@ from functools import cache
 
 from ..options import ALL_GATHER
 from ..planning import MOST_BYTES, why_not_tiles
-from .times import SMS, gather_us, scatter_us, sent_us
-
-KEPT_BYTES = 25e6
-"""Of B that the L2, of 50 MB, keeps while rows of tiles pass."""
+from .times import KEPT_BYTES, SMS, gather_us, scatter_us, sent_us
 
 TALL = 512
 """Rows that a part has at least where B is larger than that. Each part reads all of B: with parts

@@ -40,6 +40,19 @@ to 32 of Triton (docs/lab/several_gpus_protocol.md)."""
 TILE_FLOP_PER_US = 850e6
 """Of 16-bit products of tiles of 128 x 256 on all SMs, in CUDA."""
 
+MEMORY_BYTES_PER_US = 4.0e6
+"""What an H200 reads of B: 0.83 of its data sheet's bandwidth."""
+
+KEPT_BYTES = 25e6
+"""Of B that the L2, of 50 MB, keeps while rows of tiles pass."""
+
+GROUP_ROWS = 2048
+"""Of the tiles that go through the columns of B together, in CUDA."""
+
+BOTH = 3
+"""Power by which products and the reading of B add up: the longer counts, and a little of the
+other. One memory serves all, and one budget of power."""
+
 SENT_BYTES_PER_US = 284e3
 """What TMA moves from tiles of SMs to the peers."""
 
@@ -93,9 +106,11 @@ def gather_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 2
     only the first tile counts: behind it are the most.
     """
     tile, of_row = plan.tile, -(-N // plan.tile.BLOCK_N)
-    one = TILE_US + wave_us(tile, K, TILE_FLOP_PER_US, item_bytes)
     tiles = max(world * plan.tiles(N), 1)
     blocks = -(-tiles // -(-tiles // SMS))
+    multiplied = wave_us(tile, K, TILE_FLOP_PER_US, item_bytes)
+    read = read_us(plan, N, K, blocks, item_bytes)
+    one = TILE_US + (multiplied**BOTH + read**BOTH) ** (1 / BOTH)
     ends, before = [FIRST_TILE_US + one * -(-tiles // blocks)], plan.tiles(N)
     arrivals = iter(arrivals_us(plan, K, world, item_bytes))
     for _ in range(world - 1):
@@ -104,6 +119,15 @@ def gather_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 2
             ends.append(begins + one * -(-(tiles - before) // blocks))
             before += -(-(behind - first) // tile.BLOCK_M) * of_row
     return max(ends) + LAST_US
+
+
+def read_us(plan: OverlapPlan, N: int, K: int, blocks: int, item_bytes: int = 2) -> float:
+    """Microseconds in which memory gives what so many tiles of an all-gather, one for each block,
+    read of B. Few rows of a rank go through many columns, and each rank's rows read them anew."""
+    if N * K * item_bytes <= KEPT_BYTES:
+        return 0.0
+    rows = max(min(plan.chunk, GROUP_ROWS) / plan.tile.BLOCK_M, 1)  # of tiles, one above the other
+    return blocks / rows * plan.tile.BLOCK_N * K * item_bytes / MEMORY_BYTES_PER_US
 
 
 def scatter_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 2) -> float:
