@@ -138,6 +138,7 @@ def whole_panels(block_n: int) -> int:
     return -(-block_n // 64) * 64
 
 
+@cache
 def at_once(cluster: int, sms: int) -> int:
     """Blocks in clusters that run at once."""
     return sms if cluster < 4 else sms_for_clusters(sms) // cluster * cluster

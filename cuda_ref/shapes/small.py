@@ -172,11 +172,19 @@ def fastest(problem: Any, sms: int) -> tuple[Staged | None, int, float]:
         if way.elements == elements or (way is BY_WIDE_TILES and elements < 8):
             stages = max(1, ceil_div(problem.K, way.depth))
             whole = problem.device == "cpu" or way.exchange is None
-            most = 1 if whole else min(MOST_PARTS, stages)
-            found += (
-                (way, splits, staged_us(problem, way, splits, sms)) for splits in range(1, most + 1)
-            )
+            found.append((way, 1, staged_us(problem, way, 1, sms)))
+            least = way.start + (way.exchange or 0.0)
+            for splits in range(2, 1 if whole else min(MOST_PARTS, stages) + 1):
+                # What parts add alone is more than another way takes, and more parts add more.
+                if least + splits * PART_US * _there(problem, way) > min(us for *_, us in found):
+                    break
+                found.append((way, splits, staged_us(problem, way, splits, sms)))
     return min(found, key=lambda one: one[2])
+
+
+def _there(problem: Any, way: Staged) -> float:
+    """The share of a tile that is there."""
+    return float(min(1.0, problem.M / way.tile) * min(1.0, problem.N / way.tile))
 
 
 def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
@@ -193,8 +201,7 @@ def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
     if way is BY_UNITS:
         body *= OF_ROWS[_aligned(problem)]
     body *= more_waves(tiles(problem, way.tile), splits, sms, resident)
-    there = min(1.0, problem.M / way.tile) * min(1.0, problem.N / way.tile)  # of a tile
-    exchange = (way.exchange or 0.0) + splits * PART_US * there
+    exchange = (way.exchange or 0.0) + splits * PART_US * _there(problem, way)
     return way.start + body + exchange * (splits > 1)
 
 
