@@ -22,6 +22,7 @@ from ..planning.one_wave_tile import (
     blocks_of,
     divide,
     nearly_all_have_tiles,
+    plan_of,
     refuse_config,
     resident,
     runs_at_once,
@@ -199,9 +200,13 @@ def tried(problem: Any, sms: int) -> Sequence[dict[str, int]]:
 def offered(problem: Any, sms: int) -> Iterator[Mapping[str, int]]:
     """Plans worth a look where plans of all rungs are compared: those of ``tried``, and of a short
     K those in which blocks share an SM."""
-    return plans_of(
-        "one_wave", problem, sms, lambda seen, sms: [*tried(seen, sms), *sharing_sms(seen, sms)]
-    )
+
+    def settings(seen: Any, sms: int) -> Iterator[dict[str, int]]:
+        yield from tried(seen, sms)
+        yield from sharing_sms(seen, sms)
+
+    fit = fits(wide(problem), sms)  # then so does each of them, as it is
+    return plans_of("one_wave", problem, sms, settings, plan_of if fit else None)
 
 
 def sharing_sms(problem: Any, sms: int) -> Iterator[dict[str, int]]:

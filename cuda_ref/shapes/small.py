@@ -95,6 +95,9 @@ all rows are multiples of: its rows of 64 bytes begin within sectors, or lines, 
 the tile that is taken is 1.4 % slower than the faster of both by units, and 1.9 % without, in 230
 raced products (reports/nvidia-h200/trials/races.csv)."""
 
+LEAST_OF_ROWS = min(OF_ROWS.values()) - 1e-9
+"""No more than this share of it is left, however times are rounded."""
+
 BESIDE = 4
 """The power of the mean of what goes on at once: of two that take the same time, both take 1.19
 times as long."""
@@ -173,10 +176,12 @@ def fastest(problem: Any, sms: int) -> tuple[Staged | None, int, float]:
             stages = max(1, ceil_div(problem.K, way.depth))
             whole = problem.device == "cpu" or way.exchange is None
             found.append((way, 1, staged_us(problem, way, 1, sms)))
-            least = way.start + (way.exchange or 0.0)
+            # Parts leave memory and the SMs as much to do, and add more the more they are.
+            issued = tiles(problem, way.tile) / sms * stages * way.issue
+            body = LEAST_OF_ROWS * max(issued, problem.batch * memory_us(problem))
+            least, there = way.start + body + (way.exchange or 0.0), _there(problem, way)
             for splits in range(2, 1 if whole else min(MOST_PARTS, stages) + 1):
-                # What parts add alone is more than another way takes, and more parts add more.
-                if least + splits * PART_US * _there(problem, way) > min(us for *_, us in found):
+                if least + splits * PART_US * there > min(us for *_, us in found):
                     break
                 found.append((way, splits, staged_us(problem, way, splits, sms)))
     return min(found, key=lambda one: one[2])

@@ -137,29 +137,29 @@ def facts(kernel: int, problem: Any, plan: Mapping[str, Any], sms: int) -> tuple
     parts = plan.get("SPLITS", 1)
     warps = plan.get("NUM_WARPS") or 4 * plan.get("CONSUMERS", 1) + 4
     along_m, along_n = plan.get("CLUSTER_M", 1), plan.get("CLUSTER_N", 1)
-    a_by_columns, b_by_columns, *aligned = _lying(problem)
+    lying, aligned, of_c, all_of_c, moved = _of_product(problem)
     tiles = -(-M // rows) * -(-N // columns) * problem.batch
-    programs, of_part = tiles * parts, -(-K // parts)
+    programs, of_part, of_tile = tiles * parts, -(-K // parts), rows * columns
     return (
-        kernel, M, N, K, a_by_columns, b_by_columns,
-        rows, columns, depth, parts, plan.get("NUM_STAGES", 3), warps, *aligned,
-        programs / sms, -(-K // (depth * parts)), M * N * problem.batch / (tiles * rows * columns),
+        kernel, *lying, rows, columns, depth, parts, plan.get("NUM_STAGES", 3), warps, *aligned,
+        programs / sms, -(-K // (depth * parts)), all_of_c / (tiles * of_tile),
         programs / (sms * -(-programs // sms)), plan.get("SWAP", 0), plan.get("PDL", 1),
-        plan.get("GROUP_M", 0), min(M, N), rows * columns, M * N, (M + N) * K / 1e6,
-        M * N * K / 1e6, (rows + columns) * of_part, rows * columns * of_part / 1e6,
-        plan.get("CLUSTER", along_m * along_n), along_m, along_n, plan.get("PINGPONG", 0),
-        plan.get("SHARES_A", 0),
+        plan.get("GROUP_M", 0), of_c[0], of_tile, of_c[1], *moved, (rows + columns) * of_part,
+        of_tile * of_part / 1e6, plan.get("CLUSTER", along_m * along_n), along_m, along_n,
+        plan.get("PINGPONG", 0), plan.get("SHARES_A", 0),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
-def _lying(problem: Any) -> tuple[bool, bool, int, int, int]:
-    """Whether A, and B, lies by columns, and how the rows of A, B and C are aligned."""
+def _of_product(problem: Any) -> tuple[Any, ...]:
+    """What is the same of all plans: M, N, K and whether A, and B, lies by columns; how the rows of
+    A, B and C are aligned; the shorter side of C, and its elements, of one product and of all; the
+    elements of operands, and the multiplications."""
+    M, N, K = problem.M, problem.N, problem.K
     of_each = (problem.a_strides, problem.b_strides, problem.c_strides)
-    a_aligned, b_aligned, c_aligned = map(_aligned, of_each)
-    return (
-        problem.a_strides[1] != 1, problem.b_strides[1] != 1, a_aligned, b_aligned, c_aligned,
-    )  # fmt: skip
+    lying = M, N, K, problem.a_strides[1] != 1, problem.b_strides[1] != 1
+    moved = (M + N) * K / 1e6, M * N * K / 1e6
+    return lying, (*map(_aligned, of_each),), (min(M, N), M * N), M * N * problem.batch, moved
 
 
 def _aligned(strides: tuple[int, int]) -> int:
