@@ -153,7 +153,7 @@ class _Recorded(Exception):
 
 def _call(arguments: tuple[Any, ...]) -> torch.Tensor:
     """By the launch that is kept for such calls; all that is special about others is found here."""
-    may_guess = arguments[2] is None is arguments[7]  # neither C nor out
+    may_guess = arguments[2] is None  # no C
     launch = guessed(arguments) if may_guess else None
     if launch is None:
         try:

@@ -250,9 +250,10 @@ def by_tables(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:
 
     Raises UnsupportedError with every reason.
     """
-    reasons = {row.name: row.why_not(problem) for row in ladder(backend)}
-    able = [name for name, reason in reasons.items() if reason is None]
+    found = {row.name: row for row in ladder(backend) if row.why_not(problem) is None}
+    able = [*found]
     if not able:
+        reasons = {row.name: row.why_not(problem) for row in ladder(backend)}
         raise UnsupportedError(
             f"no kernel of {backend} takes {problem}; {_elsewhere(problem, backend)}\n  "
             + "\n  ".join(f"{name}: {reason}" for name, reason in reversed(reasons.items()))
@@ -261,7 +262,7 @@ def by_tables(problem: Problem, backend: str) -> tuple[Kernel, list[Kernel]]:
     for which in ("buildable", "choosable"):
         able = getattr(module, which)(problem, able) if hasattr(module, which) else able
     name = module.choose(problem, able) if hasattr(module, "choose") else able[-1]
-    return find(backend, name), [find(backend, each) for each in able]
+    return find(backend, name), [found[each] for each in able]
 
 
 def _elsewhere(problem: Problem, backend: str) -> str:

@@ -154,7 +154,7 @@ class Guess:
     """Whether tensors are like those of the call that it was made for."""
     bits: int
     low: tuple[int, ...]
-    """Of the addresses of A, B and a bias those bits that a kernel may depend on."""
+    """Of the addresses of A, B and a bias or ``out`` those bits that a kernel may depend on."""
     deterministic: bool
     learns: bool
     """Whether one of these tensors requires a gradient: it is right while nobody records one."""
@@ -176,12 +176,15 @@ def guessed(arguments: tuple[Any, ...]) -> Launch | None:
         a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b, mma_shape,
         backend, kernel,
     ) = arguments  # fmt: skip
-    if not (None is c is out is scale_a is scale_b is compute is mma_shape):
+    if not (None is c is scale_a is scale_b is compute is mma_shape):
         return None
     if type(alpha) is not float or type(beta) is not float or alpha != 1.0 or beta != 0.0:
         return None
+    third = bias if out is None else out
     try:
-        kept = guesses.get((a.shape, b.shape, epilogue, out_dtype, backend, kernel, bias is None))
+        kept = guesses.get(
+            (a.shape, b.shape, epilogue, out_dtype, backend, kernel, bias is None, out is None)
+        )
         if kept is None or kept.deterministic != deterministic():
             return None
         if kept.learns and grad_mode():
@@ -189,17 +192,17 @@ def guessed(arguments: tuple[Any, ...]) -> Launch | None:
         if modes() or forward_ad._current_level >= 0 or jit_trace() is not None:
             return None
         bits = kept.bits
-        if bias is None:
+        if third is None:
             if not kept.check(a, b):
                 return None
             at_a, at_b = a.data_ptr(), b.data_ptr()
             right = (at_a & bits, at_b & bits) == kept.low
         else:
-            if not kept.check(a, b, bias):
+            if not kept.check(a, b, third):
                 return None
-            at_a, at_b, at_bias = a.data_ptr(), b.data_ptr(), bias.data_ptr()
-            right = (at_a & bits, at_b & bits, at_bias & bits) == kept.low
-            right = right and at_bias != 0 and at_bias != at_a and at_bias != at_b
+            at_a, at_b, at_third = a.data_ptr(), b.data_ptr(), third.data_ptr()
+            right = (at_a & bits, at_b & bits, at_third & bits) == kept.low
+            right = right and at_third != 0 and at_third != at_a and at_third != at_b
     except (AttributeError, RuntimeError, TypeError):  # no tensors, or such as have no memory
         return None
     return kept.launch if right and at_a and at_b and at_a != at_b else None
@@ -215,18 +218,18 @@ def remember_guess(arguments: tuple[Any, ...], launch: Launch) -> None:
         a, b, c, alpha, beta, bias, epilogue, out, out_dtype, compute, scale_a, scale_b, mma_shape,
         backend, kernel,
     ) = arguments  # fmt: skip
-    if _make is None or not (None is c is out is scale_a is scale_b is compute is mma_shape):
+    if _make is None or not (None is c is scale_a is scale_b is compute is mma_shape):
         return
-    if alpha != 1.0 or beta != 0.0:
+    if alpha != 1.0 or beta != 0.0 or (bias is not None and out is not None):
         return
-    shapes = (a.shape, b.shape, epilogue, out_dtype, backend, kernel, bias is None)
+    shapes = (a.shape, b.shape, epilogue, out_dtype, backend, kernel, bias is None, out is None)
     before = guesses.get(shapes)
     missed = 0
     if before is not None:
         missed = before.missed = before.missed + 1
         if missed & (missed - 1):
             return
-    tensors = [x for x in (a, b, bias) if x is not None]
+    tensors = [x for x in (a, b, bias, out) if x is not None]
     starts = [x.data_ptr() for x in tensors]
     if len({*starts}) < len(starts):
         return

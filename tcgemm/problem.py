@@ -7,8 +7,9 @@ kernel can live anywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .epilogue import ACTIVATIONS
@@ -142,10 +143,33 @@ class Problem:
     mma_shape: str = ""
     aux: str = ""
     """As in Fusion."""
+    fused: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """What is asked beyond one product C = A @ B, in the words of a row's ``fuses``."""
+    plain: bool = field(init=False, repr=False, compare=False)
+    """One or many products of 16-bit operands summed in float32, and nothing more."""
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.compute:
-            object.__setattr__(self, "compute", COMPUTES.get(self.dtype_in, ("",))[0])
+        # A choice asks for these some hundred times.
+        compute = self.compute or COMPUTES.get(self.dtype_in, ("",))[0]
+        fused = _fused(
+            self.batch > 1, self.scales, self.alpha != 1, self.beta != 0, self.bias, self.epilogue,
+            self.aux,
+        )  # fmt: skip
+        plain = self.dtype_in in ("float16", "bfloat16") and compute == "float32"
+        plain = plain and not self.mma_shape and fused in ((), ("batch",))
+        for name, value in (("compute", compute), ("fused", fused), ("plain", plain)):
+            object.__setattr__(self, name, value)
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash(_given(self)))
+            return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Problem, _given(self)  # another process hashes names to other numbers
 
     @classmethod
     def stored(
@@ -189,24 +213,6 @@ class Problem:
             return operands + c + self.M * ITEMSIZE[self.dtype_out]
         return self.batch * (operands + c * (2 if self.beta or self.aux else 1))
 
-    @property
-    def fused(self) -> tuple[str, ...]:
-        """What is asked beyond one product C = A @ B, in the words of a row's ``fuses``."""
-        return _fused(
-            self.batch > 1, self.scales, self.alpha != 1, self.beta != 0, self.bias, self.epilogue,
-            self.aux,
-        )  # fmt: skip
-
-    @property
-    def plain(self) -> bool:
-        """One or many products of 16-bit operands summed in float32, and nothing more."""
-        return (
-            self.dtype_in in ("float16", "bfloat16")
-            and self.compute == "float32"
-            and not self.mma_shape
-            and self.fused in ((), ("batch",))
-        )
-
     def __str__(self) -> str:
         pair = type_pair(self.dtype_in, self.dtype_out, self.compute)
         batch = f"{self.batch} x " if self.batch > 1 else ""
@@ -215,6 +221,10 @@ class Problem:
         more += [f"mma_shape={self.mma_shape}"] if self.mma_shape else []
         extra = f" with {', '.join(more)}" if more else ""
         return f"{batch}{self.M}x{self.N}x{self.K} {pair} {self.layout}{extra} on {self.device}"
+
+
+_given = attrgetter(*(each.name for each in fields(Problem) if each.init))
+"""All that a problem was made of, in the order of its arguments."""
 
 
 @lru_cache(maxsize=1024)

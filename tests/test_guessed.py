@@ -11,7 +11,7 @@ import torch
 
 import tcgemm
 from tcgemm import launch_cache
-from tcgemm.errors import OperandTypeError
+from tcgemm.errors import OperandError, OperandTypeError
 
 HOW = {"backend": "cublas"}
 
@@ -37,17 +37,17 @@ def keys_asked(monkeypatch, call):
     return len(asked), result
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_a_repeated_call_is_guessed(monkeypatch, with_bias):
+@pytest.mark.parametrize("more", ["", "bias", "out"])
+def test_a_repeated_call_is_guessed(monkeypatch, more):
     def call(a, b, bias):
-        more = {"bias": bias} if with_bias else {}
-        return tcgemm.gemm(a, b, **more, **HOW)
+        given = {"bias": bias, "out": torch.full((8, 4), 7.0)}
+        return tcgemm.gemm(a, b, **{name: given[name] for name in given if name == more}, **HOW)
 
     call(*operands())
     a, b, bias = operands()
     asked, result = keys_asked(monkeypatch, lambda: call(a, b, bias))
     assert asked == 0
-    torch.testing.assert_close(result, a @ b + (bias if with_bias else 0))
+    torch.testing.assert_close(result, a @ b + (bias if more == "bias" else 0))
 
 
 def test_what_is_forgotten_is_guessed_no_more(monkeypatch):
@@ -90,6 +90,71 @@ def test_another_kind_of_the_same_shapes_is_seen(which):
     for _ in range(3):
         result = tcgemm.gemm(x, y, bias=z, **HOW)
         torch.testing.assert_close(result, (x @ y + z).detach())
+
+
+def rows_apart(c):
+    return torch.zeros(8, 8)[:, :4]
+
+
+OUTS = {
+    "strides": lambda a, b, c: rows_apart(c),
+    "where it begins": lambda a, b, c: moved(c, 3),
+    "a parameter": lambda a, b, c: torch.nn.Parameter(c, requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("which", OUTS)
+def test_another_kind_of_out_is_seen(which):
+    a, b, _ = operands()
+    c = moved(torch.zeros(8, 4), 0)
+    for _ in range(2):
+        assert tcgemm.matmul(a, b, out=c, **HOW) is c
+    other = OUTS[which](a, b, c)
+    asked = (a, b, None, 1.0, 0.0, None, None, other, *[None] * 5, "cublas", None)
+    assert launch_cache.guessed((*asked[:7], c, *asked[8:])) is not None
+    assert launch_cache.guessed(asked) is None
+    for _ in range(3):
+        other.zero_()
+        torch.testing.assert_close(tcgemm.matmul(a, b, out=other, **HOW).detach(), a @ b)
+
+
+def test_with_a_bias_and_out_the_key_is_asked():
+    a, b, bias = operands()
+    c = torch.zeros(8, 4)
+    for given in ({"out": c}, {"bias": bias}, {"bias": bias, "out": c}, {"out": c}):
+        for _ in range(2):
+            result = tcgemm.gemm(a, b, **given, **HOW)
+            torch.testing.assert_close(result, a @ b + given.get("bias", 0))
+
+
+def test_an_out_that_overlaps_is_refused_however_often_another_was_right():
+    room = torch.randn(64 + 64)
+    a, b, right = room[:64].view(8, 8), torch.randn(8, 8), torch.zeros(8, 8)
+    for _ in range(3):
+        tcgemm.matmul(a, b, out=right, **HOW)
+    overlapping = room[32:96].view(8, 8)
+    for out in (overlapping, a):
+        with pytest.raises(OperandError, match="overlap"):
+            tcgemm.matmul(a, b, out=out, **HOW)
+
+
+def test_an_out_that_may_not_be_written_now_is_refused_as_ever():
+    a, b, _ = operands()
+    for _ in range(2):
+        tcgemm.matmul(a, b, out=torch.zeros(8, 4), **HOW)
+    with torch.inference_mode():
+        frozen = torch.zeros(8, 4)
+        for _ in range(3):
+            torch.testing.assert_close(tcgemm.matmul(a, b, out=frozen, **HOW), a @ b)
+    assert not any(guess.check(a, b, frozen) for guess in launch_cache.guesses.values())
+    with pytest.raises(OperandError, match="inference"):
+        tcgemm.matmul(a, b, out=frozen, **HOW)
+    learning = torch.zeros(8, 4, requires_grad=True)
+    with torch.no_grad():
+        for _ in range(3):
+            tcgemm.matmul(a, b, out=learning, **HOW)
+    with pytest.raises(OperandError, match="grad"):
+        tcgemm.matmul(a, b, out=learning, **HOW)
 
 
 def test_a_sign_that_is_not_in_memory_is_refused_as_ever():

@@ -305,19 +305,20 @@ def test_trees_say_the_same_to_the_last_bit_asked_one_by_one(which):
     one_wave = which == "one_wave"
     of = import_module("tcgemm.cuda_ref.planning.one_wave_trees") if one_wave else trees
     grown = of.grown() if one_wave else plans.shipped(which, H200).trees
-    roots, fact, most, ways = (each.tolist() for each in grown[1:])
+    roots, nodes, answers, limits = (each.tolist() for each in grown[1:5])
     draw = random.Random(which)
     known = []
     for _ in range(12):
-        some = [most[i] for i in (draw.randrange(len(most)) for _ in of.FACTS)]
+        some = draw.choices(limits, k=len(of.FACTS))
         known.append([draw.choice((x, draw.randrange(20), draw.uniform(0, 3e3))) for x in some])
 
     def factor(facts):
         total = 0.0
         for at in roots:
-            while (then := ways[2 * at + (facts[fact[at]] <= most[at])]) != at:
-                at = then
-            total += most[at]
+            while way := nodes[at] >> 21:
+                limit = limits[nodes[at] >> 6 & 0x7FFF]
+                at += way - (facts[nodes[at] & 63] > limit)
+            total += answers[at]
         return math.exp(total)
 
     asked = of.factors(known) if one_wave else of.factors(grown, known)
@@ -331,11 +332,12 @@ def test_trees_that_are_read_within_a_mode_are_no_fakes(name):
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     of = import_module(f"tcgemm.{name}")
-    grown = trees.pack([[[of.LEAF], [0.1], [0]]])
+    grown = trees.pack([[[trees.LEAF], [0.1], [0]]])
     with FakeTensorMode(allow_non_fake_inputs=True):
         found = of.read(grown)
-    assert not any(isinstance(each, FakeTensor) for each in found[1:])
-    assert [each.tolist() for each in found[1:]] == [each.tolist() for each in of.read(grown)[1:]]
+    kept = [*found[1:5], *found.numbers]
+    assert not any(isinstance(each, FakeTensor) for each in kept)
+    assert [each.tolist() for each in kept[:4]] == [each.tolist() for each in of.read(grown)[1:5]]
 
 
 def test_no_mode_of_the_caller_s_changes_what_trees_say():
@@ -363,10 +365,27 @@ def test_no_mode_of_the_caller_s_changes_what_trees_say():
 def test_a_file_has_the_trees_that_were_grown():
     grown = [[[1, -1, 3, -1, -1], [64.0, 0.5, 1e3, 0.1, -1.0], [2, 0, 2, 0, 0]], [[-1], [0.1], [0]]]
     found = trees.read(json.loads(json.dumps(trees.pack(grown))))
-    assert (found.questions, found.roots.tolist()) == (2, [0, 5])
-    assert found.fact.tolist() == [1, 0, 3, 0, 0, 0]
-    assert found.most.tolist() == [64.0, 0.5, 1e3, 0.1, -1.0, 0.1]
-    assert found.ways.tolist() == [2, 1, 1, 1, 4, 3, 3, 3, 4, 4, 5, 5]
+    assert (found.questions, found.root.tolist()) == (2, [0, 5])
+    assert found.limit.tolist() == [64.0, 1e3]
+    # The two nodes behind a question lie side by side, that of more of the fact first.
+    assert found.answer.tolist() == [0, 0, 0.5, -1.0, 0.1, 0.1]
+    leaf = 0x7FFF << 6
+    asks = [2 << 21 | 0 << 6 | 1, 3 << 21 | 1 << 6 | 3]
+    assert found.node.tolist() == [asks[0], asks[1], leaf, leaf, leaf, leaf]
+
+
+def test_limits_that_no_rank_counts_are_refused():
+    many = [[[1, -1, -1], [float(limit), 0.1, 0.2], [2, 0, 0]] for limit in range(0x7FFF)]
+    trees.pack(many[1:])
+    with pytest.raises(ValueError, match="32767 limits, and a rank has 15 bits"):
+        trees.pack(many)
+
+
+def test_to_ask_changes_no_tree():
+    grown = trees.read([[[1, -1, -1], [64, 0.5, -0.5], [2, 0, 0]]])
+    known = [range(len(trees.FACTS))]
+    assert trees.factors(grown, known) == trees.factors(grown, known) == [math.exp(0.5)]
+    assert grown.root.tolist() == [0]
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])

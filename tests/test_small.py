@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 from functools import partial
 from importlib import import_module
 from statistics import geometric_mean
@@ -387,6 +388,31 @@ LOSS = {(): 1.025, ("27b646c",): 1.02}
 """Trees of races -> of the plan that is taken over the fastest raced, at most. Seen: 1.023 with the
 slowest of seeds 531 to 533, 538 to 540 and 549 to 551, else 1.012; 1.031 and 1.079 where the model
 took the longest of what goes on at once."""
+
+
+def test_parts_that_cannot_win_are_none_that_would(monkeypatch):
+    draw, asked, parts = random.Random(7), [], set()
+    small = import_module("tcgemm.cuda_ref.shapes.small")
+    whole = small.staged_us
+    monkeypatch.setattr(small, "staged_us", lambda *of: asked.append(of) or whole(*of))
+    for _ in range(200):
+        M, N, K = (2 ** draw.randrange(11) for _ in range(3))
+        problem = Problem.stored(
+            M, N, 8 * K, "bfloat16", "bfloat16", draw.choice(("nn", "nt")), device="cuda",
+            capability=(9, 0),
+        )  # fmt: skip
+        small.fastest.cache_clear()
+        _, splits, us = small.fastest(problem, 132)
+        ways = [way for way in (small.BY_UNITS, small.BY_ELEMENTS, small.BY_WIDE_TILES)
+                if any(of[1] is way for of in asked if of[0] is problem)]  # fmt: skip
+        assert us <= min(
+            whole(problem, way, each, 132)
+            for way in ways
+            for each in range(1, min(small.MOST_PARTS, max(1, -(-8 * K // way.depth))) + 1)
+        )
+        parts.add(splits)
+    assert {1, 2, 4} < parts
+    assert len(asked) < 200 * small.MOST_PARTS
 
 
 @pytest.mark.parametrize("trees", LOSS, ids=str)

@@ -252,7 +252,7 @@ def allocator(monkeypatch):
     """A stand-in for torch's: the addresses that it has lent and was given back."""
     seen = SimpleNamespace(lent=[], back=[], calls=[])
 
-    def lend(like, size):
+    def lend(like, size, stream):
         seen.lent.append(4096 + 512 * len(seen.lent))
         return seen.lent[-1], None
 
@@ -281,10 +281,10 @@ def test_memory_that_is_lent_is_given_back_behind_the_launches(gpu, allocator, f
             one.function = lambda *passed: 1 / 0
     with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
         call(*operands)
-    copies, parts = allocator.lent
-    assert sorted(allocator.back) == [copies, parts]
+    (room,) = allocator.lent
+    assert allocator.back == [room]
     (read,) = kernel.short_way
-    assert read[14:16] == (copies + 512, parts)
+    assert read[14:16] == (room + 512, room + 1024), "the parts lie behind the copies"
 
 
 def test_lent_memory_of_other_addresses_is_given_back_before_triton_launches(gpu, allocator):
@@ -302,11 +302,9 @@ def test_lent_memory_of_other_addresses_is_given_back_before_triton_launches(gpu
 def test_on_a_gpu_an_address_is_lent(monkeypatch):
     asked = []
     monkeypatch.setattr(launching, "_raw_alloc", lambda *of: asked.append(of) or 4096)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, False)
-    on_gpu = SimpleNamespace(is_cuda=True, get_device=lambda: 1)
-    assert launching.lend(on_gpu, 96) == (4096, None)
+    assert launching.lend(SimpleNamespace(is_cuda=True), 96, 71) == (4096, None)
     assert asked == [(96, 71)]
-    address, room = launching.lend(tensor(), 96)
+    address, room = launching.lend(tensor(), 96, 0)
     assert (address, room.nbytes) == (room.data_ptr(), 96)
 
 
@@ -354,16 +352,23 @@ def test_copies_are_made_on_every_call_in_memory_of_its_own(gpu, monkeypatch, ar
 
 @pytest.mark.parametrize("is_described", [False, True])
 def test_copies_and_a_workspace_are_each_calls_own(gpu, monkeypatch, is_described):
-    """A product of copies whose K is divided: with descriptors a set of addresses is known by that
-    of the copies too, which they hold, and the workspace may lie elsewhere each time."""
+    """A product of copies whose K is divided: its parts lie behind the copies, in one piece of
+    memory. With descriptors, which hold the copies' address, calls are known by it."""
     kernel, copying, follower = Kernel(described=is_described), Kernel(), Kernel()
     copies = Copies(copying)
-    places = [torch.empty(512 + 128, dtype=torch.uint8) for _ in range(2)]
-    rooms = [torch.empty(96, dtype=torch.uint8) for _ in range(4)]
-    #        copies, workspace by turns; the third call's copies lie elsewhere
-    turn = iter([places[0], rooms[0], places[0], rooms[1], places[1], rooms[2], places[0],
-                 rooms[3], places[1], rooms[0]])  # fmt: skip
-    monkeypatch.setattr(torch, "empty", lambda *of, **how: next(turn))
+    size = 512 + 128
+    places = [torch.empty(1024 + 96, dtype=torch.uint8) for _ in range(2)]
+    workspace = torch.empty(96, dtype=torch.uint8)
+    empty, turn = torch.empty, iter((0, 0, 1, 1, 0))
+    asked = []
+
+    def made(*of, **how):
+        if how.get("dtype") is not torch.uint8:
+            return workspace
+        asked.append(of[0])
+        return places[next(turn)][: of[0]]
+
+    monkeypatch.setattr(torch, "empty", made)
 
     def arguments(a, b, c, TILE):
         parts = torch.empty(96)
@@ -377,17 +382,43 @@ def test_copies_and_a_workspace_are_each_calls_own(gpu, monkeypatch, is_describe
     operands = tensor(), tensor(), tensor()
     for _ in range(5):
         call(*operands)
+    assert empty is not torch.empty
+    assert asked == [size, *[1024 + 96] * 4], "one piece for both, once their size is known"
     a, b, c = (t.data_ptr() for t in operands)
-    times, turns, of_parts = (2, (0, 0, 1), (1, 3, 0)) if is_described else (
-        1, (0, 1, 0, 1), (1, 2, 3, 0),
-    )  # fmt: skip
+    # To descriptors the room of the third call is a new set of addresses.
+    times, turns = (2, (0, 1, 0)) if is_described else (1, (0, 1, 1, 0))
     assert {len(k.long_way) for k in (kernel, copying, follower)} == {times}
     into = [places[i].data_ptr() + 512 for i in turns]
-    parts = [rooms[i].data_ptr() for i in of_parts]
+    parts = [places[i].data_ptr() + 1024 for i in turns]
     assert [p[13:16] for p in copying.short_way] == [(b, place, b) for place in into]
     read = [tuple(getattr(x, "address", x) for x in p[13:16]) for p in kernel.short_way]
     assert read == [(a, place, room) for place, room in zip(into, parts, strict=True)]
     assert [p[13:16] for p in follower.short_way] == [(room, c, room) for room in parts]
+
+
+def test_on_the_default_stream_what_is_known_by_its_copies_is_passed_as_it_stands(gpu, monkeypatch):
+    """All addresses are known then, those of copies and parts as well: nothing is filled in."""
+    kernel, copying, follower = Kernel(described=True), Kernel(), Kernel()
+    copies = Copies(copying)
+    place = torch.empty(1024 + 96, dtype=torch.uint8)
+    monkeypatch.setattr(launching, "memory", lambda like, size: place[:size])
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+
+    def arguments(a, b, c, TILE):
+        x, y = Descriptor(a.data_ptr()), Descriptor(b.data_ptr())
+        return (3,), (x, y, torch.empty(24), 8), {"TILE": TILE}
+
+    def second(a, b, c, args, plan):
+        return follower, (1,), (args[2], c, args[2], 8), {"TILE": plan["TILE"]}
+
+    call = bound(kernel, arguments, second=second, repack=lambda compute, plan: copies)
+    operands = tensor(), tensor(), tensor()
+    call(*operands)
+    monkeypatch.setattr(recording.Recorded, "filled", None)
+    call(*operands)
+    (read,), (copied,), (added,) = kernel.short_way, copying.short_way, follower.short_way
+    assert read[14].address == copied[14] == place.data_ptr() + 512
+    assert read[15] == added[13] == place.data_ptr() + 1024
 
 
 def test_a_recording_knows_what_memory_its_calls_need(gpu):
@@ -397,7 +428,7 @@ def test_a_recording_knows_what_memory_its_calls_need(gpu):
     call = bound(kernel, repack=lambda compute, plan: Copies(copying))
     operands = tensor(), tensor(), tensor()
     call(*operands)
-    call._copies = 0
+    call._room = 0
     call(*operands)
     assert [len(k.long_way) for k in (kernel, copying)] == [1, 1]
     (read,), (copied,) = kernel.short_way, copying.short_way

@@ -223,8 +223,11 @@ OWN: dict[str, Path] = {}
 def source(name: str, root: Path = ROOT) -> Path:
     """The .cu file of a rung, of overlap/, beside rungs/, or of OWN. LookupError where none has the
     name."""
-    if name in OWN:
-        return OWN[name]
+    return OWN[name] if name in OWN else _source(name, root)
+
+
+@cache
+def _source(name: str, root: Path) -> Path:
     for folder in ("rungs", "shapes", "overlap", ""):
         path = root / folder / f"{name}.cu"
         if path.is_file():
@@ -247,7 +250,8 @@ def text_of(path: Path) -> str:
     return path.read_text(errors="replace")
 
 
-_files: dict[tuple[Path, Path], tuple[list[Path], list[Status | None]]] = {}
+_files: dict[tuple[Path, Path], tuple[list[Path], list[str], list[Status | None]]] = {}
+"""By name too, which a look at the disk takes sooner."""
 
 
 def source_files(path: Path, root: Path = ROOT) -> list[Path]:
@@ -258,10 +262,10 @@ def source_files(path: Path, root: Path = ROOT) -> list[Path]:
 
 def _looked_for(path: Path, root: Path) -> tuple[list[Path], list[Status | None]]:
     """The files, and the status that each of them has now, or had before it was read."""
-    found, before = _files.get((path, root), ([path], []))
-    if [status_of(file) for file in found] != before:
+    found, names, before = _files.get((path, root), ([path], [], []))
+    if not names or [*map(status_of, names)] != before:
         found, before = _included(path, root)
-        _files[path, root] = found, before
+        _files[path, root] = found, [*map(str, found)], before
     return found, before
 
 

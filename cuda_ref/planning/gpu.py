@@ -84,7 +84,8 @@ def of(problem: Any) -> Gpu:
     """The current GPU where it is of the problem's capability, else what stands for that."""
     import torch
 
-    if torch.cuda.is_available():
+    # Where CUDA has begun there is one, which is sooner asked.
+    if torch.cuda.is_initialized() or torch.cuda.is_available():
         its_own, found = _of_device(torch.cuda.current_device())
         if problem.capability in (None, its_own):
             return found

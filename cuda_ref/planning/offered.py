@@ -64,9 +64,8 @@ def planned_by_user(problem: Any, name: str) -> bool:
     rows = tables.of_user(gpu.name)["kernels"].get(name)
     if not rows:
         return False
-    seen = wide(problem)
-    fit = [row for row in rows if tunings()[name].fits(row["config"], seen, gpu.sms)]
-    return tables.first(fit, seen) is not None
+    seen, fits = wide(problem), tunings()[name].fits
+    return tables.first(rows, seen, lambda config: fits(config, seen, gpu.sms)) is not None
 
 
 def by_rows(problem: Any, name: str, plan: Mapping[str, int]) -> tuple[Any, Mapping[str, int]]:

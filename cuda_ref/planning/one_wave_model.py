@@ -10,6 +10,7 @@ with the table that comes before it. Where K is divided it is fitted to rows amo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from . import one_wave_trees
@@ -121,21 +122,28 @@ def by_terms_of(problem: Any, sms: int) -> Callable[[Mapping[str, int]], float]:
     a_by_columns, b_by_rows = problem.layout[0] == "t", problem.layout[1] == "n"
     all_steps, moved_us = -(-K // TILE_K), 2 * (M * K + K * N + M * N) / MEMORY_BYTES_PER_US
 
-    def us(config: Mapping[str, int]) -> float:
-        block_m, block_n, splits = config["BLOCK_M"], config["BLOCK_N"], config["SPLITS"]
-        a_peers, b_peers = config["CLUSTER_N"], config["CLUSTER_M"]
-        cluster = a_peers * b_peers
-        rows_of_tiles, cols_of_tiles = -(-M // block_m), -(-N // block_n)
-        blocks = -(-rows_of_tiles // b_peers) * -(-cols_of_tiles // a_peers) * cluster * splits
-        waves = -(-blocks // sms)
-        steps = waves * -(-all_steps // splits)
+    @cache
+    def of_tile(block_m: int, block_n: int) -> tuple[Any, ...]:
         panels = whole_panels(block_n)
         between = b_by_rows and block_n % 64 > 0
         columns = rows_of_b(block_n) * BETWEEN_LINES if between else block_n
         in_panels = a_by_columns and block_m % 64 > 0
         lines = whole_panels(block_m) * BETWEEN_LINES if in_panels else block_m
+        tiles = -(-M // block_m), -(-N // block_n)
+        return *tiles, panels, between, columns, lines, STEP[block_m, block_n]
+
+    def us(config: Mapping[str, int]) -> float:
+        block_m, block_n, splits = config["BLOCK_M"], config["BLOCK_N"], config["SPLITS"]
+        a_peers, b_peers = config["CLUSTER_N"], config["CLUSTER_M"]
+        cluster = a_peers * b_peers
+        rows_of_tiles, cols_of_tiles, panels, between, columns, lines, step = of_tile(
+            block_m, block_n
+        )
+        blocks = -(-rows_of_tiles // b_peers) * -(-cols_of_tiles // a_peers) * cluster * splits
+        waves = -(-blocks // sms)
+        steps = waves * -(-all_steps // splits)
         asked = 2 * TILE_K * (lines / a_peers + columns / b_peers)
-        own, same, start, memory = steps * STEP[block_m, block_n], 0.0, 0.0, moved_us
+        own, same, start, memory = steps * step, 0.0, 0.0, moved_us
         if within:
             asked *= SPLIT_LINES
             rows = min(block_m, M) / a_peers + panels / b_peers
@@ -165,3 +173,25 @@ def by_terms_of(problem: Any, sms: int) -> Callable[[Mapping[str, int]], float]:
         return waves * start + body + added
 
     return us
+
+
+def least_us_of(problem: Any) -> Callable[[int, int, int], float]:
+    """Of a problem's tile, by BLOCK_M, BLOCK_N and SPLITS, what ``by_terms`` says at least, in
+    whatever cluster: the longer of its steps and of what comes from memory, and the second
+    kernel."""
+    M, N, K = problem.M, problem.N, problem.K
+    within, all_steps = splits_lines(problem), -(-K // TILE_K)
+    step, memory = SPLIT_STEP if within else 1.0, 2 * (M * K + K * N + M * N) / MEMORY_BYTES_PER_US
+    second = SPLIT_SECOND_US if within else SECOND_KERNEL_US
+    of_part = 4 * M * N / PARTIALS_BYTES_PER_US + (PART_US if within else 0.0)
+
+    def us(block_m: int, block_n: int, splits: int) -> float:
+        own = -(-all_steps // splits) * STEP[block_m, block_n] * step
+        after = second + of_part * splits - PREFETCHED_US if splits > 1 else 0.0
+        return (LAUNCH_US + max(own, memory) + after) * ROUNDED
+
+    return us
+
+
+ROUNDED = 1 - 1e-9
+"""So much less than a time is at least, however sums are rounded."""

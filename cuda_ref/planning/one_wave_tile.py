@@ -138,6 +138,7 @@ def whole_panels(block_n: int) -> int:
     return -(-block_n // 64) * 64
 
 
+@cache
 def at_once(cluster: int, sms: int) -> int:
     """Blocks in clusters that run at once."""
     return sms if cluster < 4 else sms_for_clusters(sms) // cluster * cluster
@@ -227,15 +228,22 @@ def divide(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) 
         transposed: the kernel's problem is the transpose of this one: its tile is transposed too.
     """
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
-    cluster_m, cluster_n = config["CLUSTER_M"], config["CLUSTER_N"]
     splits = max(1, min(config["SPLITS"], most_splits(problem.K)))  # none is empty
     if not takes(block_m, block_n, problem, splits):
         block_m, block_n = whole_panels(block_m), whole_panels(block_n)
         built = {(block_m, block_n), (block_n, block_m)} & {*WHOLE, *LARGEST}  # not 256 x 64
         if not built or (not problem.plain and chunks_in_ring(block_m, block_n)):
             block_m, block_n = min(block_m, 128), min(block_n, 128)
-    if not has_tiles({**config, "BLOCK_M": block_m, "BLOCK_N": block_n}, problem):
-        cluster_m = cluster_n = 1
+    config = {**config, "BLOCK_M": block_m, "BLOCK_N": block_n, "SPLITS": splits}
+    if not has_tiles(config, problem):
+        config |= {"CLUSTER_M": 1, "CLUSTER_N": 1}
+    return plan_of(config, problem, sms, transposed)
+
+
+def plan_of(config: Mapping[str, int], problem: Any, sms: int, transposed: bool) -> dict[str, int]:
+    """The same of a config that fits the problem as it is."""
+    block_m, block_n, splits = config["BLOCK_M"], config["BLOCK_N"], config["SPLITS"]
+    cluster_m, cluster_n = config["CLUSTER_M"], config["CLUSTER_N"]
     if transposed:
         block_m, block_n = block_n, block_m
         cluster_m, cluster_n = cluster_n, cluster_m

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from array import array
+import struct
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -33,9 +33,6 @@ FACTS = (
 )  # fmt: skip
 """Names of the facts that a tree asks about, in the order in which ``facts`` gives them."""
 
-LEAF = -1
-"""The fact of a node that asks nothing."""
-
 FILE = Path(__file__).with_name("one_wave_trees.json")
 
 
@@ -44,21 +41,25 @@ class Trees(NamedTuple):
 
     questions: int
     """That a tree asks at most."""
-    roots: torch.Tensor
+    root: torch.Tensor
     """The number of each tree's first node."""
-    fact: torch.Tensor
-    most: torch.Tensor
-    """Of a leaf the answer."""
-    ways: torch.Tensor
-    """Of each node two numbers of nodes: where a plan with more of the fact goes on, and where one
-    with at most so much does. Both ways of a leaf lead back to it."""
+    node: torch.Tensor
+    """Of each node all that it asks, in one number, so that a walk looks at one place for each: see
+    ``ARRAYS``."""
+    answer: torch.Tensor
+    """Of leaves."""
+    limit: torch.Tensor
+    """All that facts are compared with, in ascending order."""
+    numbers: tuple[torch.Tensor, ...]
+    """FACT_BITS, of a fact the mask, and RANK_BITS: a number that is none costs more to make than
+    what is done with it."""
 
 
 def read(packed: Mapping[str, Any]) -> Trees:
     """The trees of a file, as tcgemm/choosing/trees.py packs them."""
     import torch
 
-    dtypes = {"i": torch.int32, "b": torch.int8, "d": torch.float64, "h": torch.int16}
+    dtypes = {"i": torch.int32, "d": torch.float64}
     of = {}
     # They are kept: none may be what a mode of the caller's makes of it, such as a fake tensor.
     with torch._C._DisableTorchDispatch():
@@ -66,18 +67,18 @@ def read(packed: Mapping[str, Any]) -> Trees:
             numbers = bytearray(decompress(b64decode(packed[name])))
             empty = torch.empty(0, dtype=dtypes[code], device="cpu")
             of[name] = torch.frombuffer(numbers, dtype=dtypes[code]) if numbers else empty
-        own = torch.arange(len(of["fact"]), dtype=torch.int32, device="cpu")
-        ways = torch.stack((own + of["way"], own + (of["fact"] != LEAF)), 1).flatten()
-        # A leaf looks at a fact, too, so that has to exist.
-        fact = of["fact"].clamp(min=0).int()
-    return Trees(packed["questions"], of["root"], fact, of["most"], ways)
+        kept = (FACT_BITS, (1 << FACT_BITS) - 1, FACT_BITS + RANK_BITS)
+        small = tuple(torch.tensor(each, dtype=torch.int32, device="cpu") for each in kept)
+    return Trees(questions=packed["questions"], numbers=small, **of)
 
 
-ARRAYS = {"root": "i", "fact": "b", "most": "d", "way": "h"}
-"""What a file has, and the type of its numbers: the number of each tree's first node, and of all
-nodes the fact, the most, and the way. A plan with at most so much of the fact goes on at the next
-node, one with more so many nodes further on; of LEAF the most is the tree's answer. The least
-significant byte comes first, as in every host of such a GPU."""
+ARRAYS = {"root": "i", "node": "i", "answer": "d", "limit": "d"}
+"""What a file has, and the type of its numbers. The least significant byte comes first, as in every
+host of such a GPU. A node is way << 21 | rank << 6 | fact. A plan whose fact is at most the limit
+of that rank goes on ``way`` nodes further on, one with more of it at the node before that. A leaf's
+way is 0, and its rank that of no limit."""
+
+FACT_BITS, RANK_BITS = 6, 15
 
 
 def facts(config: Mapping[str, int], problem: Any, sms: int, us: float) -> tuple[float, ...]:
@@ -118,19 +119,26 @@ def factors(known: Sequence[Sequence[float]]) -> list[float]:
     import torch
 
     trees = grown()
+    fact_bits, mask, bits = trees.numbers
     # No dispatch mode of the caller's, such as fake tensors, hears of these tensors.
     with torch._C._DisableTorchDispatch(), torch.inference_mode():
-        facts = torch.frombuffer(array("d", chain.from_iterable(known)), dtype=torch.float64)
+        numbers = [*chain.from_iterable(known)]
+        packed = bytearray(struct.pack(f"{len(numbers)}d", *numbers))
+        facts = torch.frombuffer(packed, dtype=torch.float64)
+        # Limits that are less than each fact: it is at most a limit whose rank is no less.
+        less = torch.searchsorted(trees.limit, facts, out_int32=True)
+        less = less.bitwise_left_shift_(fact_bits)
         # Of each plan at each tree its node, and the number of its first fact; expanded, since
         # repeat() takes longer.
-        each = len(known), len(trees.roots)
-        at = trees.roots.expand(each).reshape(-1)
-        own = torch.arange(0, len(facts), len(known[0]), dtype=torch.int32, device="cpu")
+        each = len(known), len(trees.root)
+        at = trees.root.expand(each).reshape(-1)
+        own = torch.arange(0, len(numbers), len(known[0]), dtype=torch.int32, device="cpu")
         own = own[:, None].expand(each).reshape(-1)
         for _ in range(trees.questions):
-            asked = facts.index_select(0, trees.fact.index_select(0, at).add_(own))
-            few = asked <= trees.most.index_select(0, at)
-            at = trees.ways.index_select(0, torch.add(few, at, alpha=2))
+            node = trees.node.index_select(0, at)
+            asked = less.index_select(0, node.bitwise_and(mask).add_(own))
+            # What is less than 0 takes one off the way.
+            at = at.add(node.sub_(asked).bitwise_right_shift_(bits))
         # One answer is added after the other: to the last bit the same sum on every processor.
-        totals = trees.most.index_select(0, at).view(len(known), -1).cumsum(1)[:, -1]
+        totals = trees.answer.index_select(0, at).view(each).cumsum(1)[:, -1]
         return [math.exp(total) for total in totals.tolist()]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 FOLDER_VARIABLE = "TCGEMM_CACHE_DIR"
 """Environment variable that names the folder of the user's own tables."""
 
-SIZES = tuple(f"{x}_{y}" for x in "MNK" for y in ("min", "max"))
+SIZES = {f"{x}_{y}": (x, y) for x in "MNK" for y in ("min", "max")}
 
 CONDITIONS = ("layout", "dtype_out", "whole_lines", *SIZES)
 
@@ -155,13 +156,18 @@ def _check_conditions(row: Any) -> None:
         raise ValueError(f"{', '.join(sorted(unknown))} is no condition: {', '.join(CONDITIONS)}")
 
 
-def first(rows: list[dict[str, Any]], problem: Any) -> dict[str, Any] | None:
-    """The first row whose conditions hold for a problem with M <= N."""
-    return next((row for row in rows if _all_hold(row, problem)), None)
-
-
-def _all_hold(row: dict[str, Any], problem: Any) -> bool:
-    return all(_holds(name, value, problem) for name, value in row.get("when", {}).items())
+def first(
+    rows: list[dict[str, Any]], problem: Any, fits: Callable[[Any], bool] = lambda config: True
+) -> dict[str, Any] | None:
+    """The first row whose conditions hold for a problem with M <= N, and whose config fits."""
+    for row in rows:
+        for name, value in row.get("when", {}).items():
+            if not _holds(name, value, problem):
+                break
+        else:
+            if fits(row.get("config")):
+                return row
+    return None
 
 
 def _holds(name: str, value: Any, problem: Any) -> bool:
@@ -169,7 +175,7 @@ def _holds(name: str, value: Any, problem: Any) -> bool:
         return bool(getattr(problem, name) == value)
     if name == "whole_lines":
         return whole_lines(problem) == value
-    what, side = name.split("_")
+    what, side = SIZES[name]
     size = getattr(problem, what)
     return bool(size <= value if side == "max" else size >= value)
 

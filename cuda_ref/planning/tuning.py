@@ -89,21 +89,29 @@ def plan(kernel: str, problem: Any) -> Mapping[str, int]:
             return tuning.simulated
         config = tuning.simulated
     else:
-        rows = [row for row in tables.rows_of(gpu, kernel) if tuning.fits(row["config"], seen, sms)]
-        row = tables.first(rows, seen)
+        rows = tables.rows_of(gpu, kernel)
+        row = tables.first(rows, seen, lambda config: tuning.fits(config, seen, sms))
         config = row["config"] if row else _best(kernel, seen, sms)
     return tuning.divide(config, seen, sms, problem.M > problem.N)
 
 
 def plans_of(
-    kernel: str, problem: Any, sms: int, settings: Callable[[Any, int], Iterable[Config]]
+    kernel: str,
+    problem: Any,
+    sms: int,
+    settings: Callable[[Any, int], Iterable[Config]],
+    divide: Callable[[Config, Any, int, bool], dict[str, int]] | None = None,
 ) -> Iterator[Mapping[str, int]]:
-    """The plans of a rung with each of ``settings(problem, sms)``, of the problem with M <= N."""
+    """The plans of a rung with each of ``settings(problem, sms)``, of the problem with M <= N.
+
+    Args:
+        divide: as Tuning.divide, for settings of which more is known.
+    """
     tuning = _tuning(kernel)
     problem = tuning.oriented(problem)
     seen = wide(problem)
     for config in settings(seen, sms):
-        yield tuning.divide(config, seen, sms, problem.M > problem.N)
+        yield (divide or tuning.divide)(config, seen, sms, problem.M > problem.N)
 
 
 def divide(kernel: str, config: Config, problem: Any, sms: int, transposed: bool) -> dict[str, int]:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 from ..planning.cost import TILE_K, ceil_div
 from ..planning.one_wave_fitted import by_columns
-from ..planning.one_wave_model import all_us, by_terms_of, modelled_us
+from ..planning.one_wave_model import all_us, by_terms_of, least_us_of, modelled_us
 from ..planning.one_wave_tile import (
-    CLUSTERS,
     FEWEST_STAGES,
     among_idle,
     at_once,
     blocks_of,
     divide,
     nearly_all_have_tiles,
+    plan_of,
     refuse_config,
     resident,
     runs_at_once,
@@ -92,55 +93,75 @@ def candidates(problem: Any, sms: int) -> list[dict[str, int]]:
 
     One where there is none such.
     """
-    return [dict(each) for each in fitting(problem, sms)] or [_config(128, 128, 1, 1, 1)]
-
-
-def fits(problem: Any, sms: int) -> bool:
-    """Whether all blocks of some setting run at once."""
-    return bool(fitting(problem, sms))
+    return [*fitting(problem, sms)] or [_config(128, 128, 1, 1, 1)]
 
 
 @lru_cache(maxsize=1024)
+def fits(problem: Any, sms: int) -> bool:
+    """Whether all blocks of some setting run at once."""
+    return any(True for _, found in _by_tile(problem, sms) for _ in found)
+
+
 def fitting(problem: Any, sms: int) -> tuple[dict[str, int], ...]:
     """The settings all of whose blocks run at once."""
-    return tuple(_fitting(problem, sms))
+    return tuple(config for _, found in _by_tile(problem, sms) for config in found)
 
 
-def _fitting(problem: Any, sms: int) -> Iterator[dict[str, int]]:
-    M, N, K, transposed = problem.M, problem.N, problem.K, by_columns(problem)
-    float32, within = problem.dtype_out == "float32", splits_lines(problem)
-    of_tile: dict[tuple[int, int], tuple[int, int]] = {}
-    for block_m, block_n in (whole := shapes(problem, 1, sms)):
-        rows, cols = ceil_div(M, block_m), ceil_div(N, block_n)
-        # More tiles than SMs are not at once, whatever the cluster.
-        if rows * cols <= sms and block_m < M + 64 and takes(block_m, block_n, problem):
-            of_tile[block_m, block_n] = rows, cols
-    divided = shapes(problem, 2, sms) if K >= 8 * TILE_K else {}
-    divided = {
-        tile: of for tile, of in divided.items() if tile in of_tile and takes(*tile, problem, 2)
-    }
-    most = {cluster: at_once(cluster, sms) for cluster in {m * n for m, n in CLUSTERS}}
+Tile = tuple[int, int, int]
+"""BLOCK_M, BLOCK_N, and parts of K."""
+
+
+def _by_tile(problem: Any, sms: int) -> Iterator[tuple[Tile, Iterator[dict[str, int]]]]:
+    """The same by their tiles; no setting is made before it is asked for."""
+    transposed, within = by_columns(problem), splits_lines(problem)
+    float32 = problem.dtype_out == "float32"
+    whole, divided = _tiles(problem, sms)
     for splits in SPLITS:
-        if splits > 1 and 4 * TILE_K * splits > K:
+        if splits > 1 and 4 * TILE_K * splits > problem.K:
             continue
-        for tile, clusters in (whole if splits == 1 else divided).items():
-            if tile not in of_tile:
-                continue
-            rows, cols = of_tile[tile]
-            tiles = rows * cols * splits
-            if tiles > sms:
+        for tile, (clusters, rows, cols) in (whole if splits == 1 else divided).items():
+            if rows * cols * splits > sms:
                 continue
             if stages(*(tile[::-1] if transposed else tile), splits > 1, float32) < FEWEST_STAGES:
                 continue
-            for cluster_m, cluster_n in clusters:
-                cluster = cluster_m * cluster_n
-                blocks = -(-rows // cluster_m) * -(-cols // cluster_n) * cluster * splits
-                if blocks > most[cluster] or not nearly_all_have_tiles(blocks, tiles, within):
-                    continue
-                config = _config(*tile, cluster_m, cluster_n, splits)
-                yield config
-                if splits == 1 and among_idle(blocks, sms):
-                    yield {**config, "PDL": 0}
+            yield (*tile, splits), _of_tile((*tile, splits), clusters, rows, cols, sms, within)
+
+
+@lru_cache(maxsize=1024)
+def _tiles(problem: Any, sms: int) -> tuple[dict[tuple[int, int], Any], ...]:
+    """Tiles that the problem may have, with K whole and with parts of it, of which there are no
+    more than SMs: more are not at once, whatever the cluster. Of each its clusters, and how many
+    there are along M and N."""
+    M, N, K = problem.M, problem.N, problem.K
+    whole = {}
+    for (block_m, block_n), clusters in shapes(problem, 1, sms).items():
+        rows, cols = ceil_div(M, block_m), ceil_div(N, block_n)
+        if rows * cols <= sms and block_m < M + 64 and takes(block_m, block_n, problem):
+            whole[block_m, block_n] = clusters, rows, cols
+    divided = {
+        tile: (clusters, *whole[tile][1:])
+        for tile, clusters in (shapes(problem, 2, sms) if K >= 8 * TILE_K else {}).items()
+        if tile in whole and takes(*tile, problem, 2)
+    }
+    return whole, divided
+
+
+def _of_tile(
+    tile: Tile, clusters: Any, rows: int, cols: int, sms: int, within: bool
+) -> Iterator[dict[str, int]]:
+    """The settings of a tile with which all blocks run at once, and nearly all have a tile."""
+    splits = tile[2]
+    for cluster_m, cluster_n in clusters:
+        cluster = cluster_m * cluster_n
+        blocks = -(-rows // cluster_m) * -(-cols // cluster_n) * cluster * splits
+        if blocks > at_once(cluster, sms):
+            continue
+        if not nearly_all_have_tiles(blocks, rows * cols * splits, within):
+            continue
+        config = _config(*tile[:2], cluster_m, cluster_n, splits)
+        yield config
+        if splits == 1 and among_idle(blocks, sms):
+            yield {**config, "PDL": 0}
 
 
 def _config(
@@ -159,15 +180,33 @@ def _config(
 @lru_cache(maxsize=1024)
 def tried(problem: Any, sms: int) -> Sequence[dict[str, int]]:
     """The candidates that are fastest by terms: of these the model takes the fastest."""
-    return sorted(candidates(problem, sms), key=by_terms_of(problem, sms))[:MOST_BUILDS]
+    by_terms, least_us = by_terms_of(problem, sms), least_us_of(problem)
+    found: list[tuple[float, int, dict[str, int]]] = []
+    number, most = 0, inf
+    for tile, configs in _by_tile(problem, sms):
+        if least_us(*tile) > most:  # then none of its settings is among the fastest
+            continue
+        for config in configs:
+            number += 1
+            us = by_terms(config)
+            if us < most:
+                found.append((us, number, config))
+        if len(found) >= MOST_BUILDS:
+            found = sorted(found)[:MOST_BUILDS]
+            most = found[-1][0]
+    return [config for _, _, config in sorted(found)] or [_config(128, 128, 1, 1, 1)]
 
 
 def offered(problem: Any, sms: int) -> Iterator[Mapping[str, int]]:
     """Plans worth a look where plans of all rungs are compared: those of ``tried``, and of a short
     K those in which blocks share an SM."""
-    return plans_of(
-        "one_wave", problem, sms, lambda seen, sms: [*tried(seen, sms), *sharing_sms(seen, sms)]
-    )
+
+    def settings(seen: Any, sms: int) -> Iterator[dict[str, int]]:
+        yield from tried(seen, sms)
+        yield from sharing_sms(seen, sms)
+
+    fit = fits(wide(problem), sms)  # then so does each of them, as it is
+    return plans_of("one_wave", problem, sms, settings, plan_of if fit else None)
 
 
 def sharing_sms(problem: Any, sms: int) -> Iterator[dict[str, int]]:

@@ -95,6 +95,9 @@ all rows are multiples of: its rows of 64 bytes begin within sectors, or lines, 
 the tile that is taken is 1.4 % slower than the faster of both by units, and 1.9 % without, in 230
 raced products (reports/nvidia-h200/trials/races.csv)."""
 
+LEAST_OF_ROWS = min(OF_ROWS.values()) - 1e-9
+"""No more than this share of it is left, however times are rounded."""
+
 BESIDE = 4
 """The power of the mean of what goes on at once: of two that take the same time, both take 1.19
 times as long."""
@@ -172,11 +175,21 @@ def fastest(problem: Any, sms: int) -> tuple[Staged | None, int, float]:
         if way.elements == elements or (way is BY_WIDE_TILES and elements < 8):
             stages = max(1, ceil_div(problem.K, way.depth))
             whole = problem.device == "cpu" or way.exchange is None
-            most = 1 if whole else min(MOST_PARTS, stages)
-            found += (
-                (way, splits, staged_us(problem, way, splits, sms)) for splits in range(1, most + 1)
-            )
+            found.append((way, 1, staged_us(problem, way, 1, sms)))
+            # Parts leave memory and the SMs as much to do, and add more the more they are.
+            issued = tiles(problem, way.tile) / sms * stages * way.issue
+            body = LEAST_OF_ROWS * max(issued, problem.batch * memory_us(problem))
+            least, there = way.start + body + (way.exchange or 0.0), _there(problem, way)
+            for splits in range(2, 1 if whole else min(MOST_PARTS, stages) + 1):
+                if least + splits * PART_US * there > min(us for *_, us in found):
+                    break
+                found.append((way, splits, staged_us(problem, way, splits, sms)))
     return min(found, key=lambda one: one[2])
+
+
+def _there(problem: Any, way: Staged) -> float:
+    """The share of a tile that is there."""
+    return float(min(1.0, problem.M / way.tile) * min(1.0, problem.N / way.tile))
 
 
 def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
@@ -193,8 +206,7 @@ def staged_us(problem: Any, way: Staged, splits: int, sms: int) -> float:
     if way is BY_UNITS:
         body *= OF_ROWS[_aligned(problem)]
     body *= more_waves(tiles(problem, way.tile), splits, sms, resident)
-    there = min(1.0, problem.M / way.tile) * min(1.0, problem.N / way.tile)  # of a tile
-    exchange = (way.exchange or 0.0) + splits * PART_US * there
+    exchange = (way.exchange or 0.0) + splits * PART_US * _there(problem, way)
     return way.start + body + exchange * (splits > 1)
 
 

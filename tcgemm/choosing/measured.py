@@ -36,11 +36,15 @@ def slug_of(problem: Problem) -> str:
     import torch
 
     capability = problem.capability
-    if not torch.cuda.is_available():
+    # Where CUDA has begun there is one, which is sooner asked.
+    if not (torch.cuda.is_initialized() or torch.cuda.is_available()):
         return stands_for.get(capability or (0, 0), "cpu")
-    for index in (torch.cuda.current_device(), *range(torch.cuda.device_count())):
+    its_own, slug = _of_device(torch.cuda.current_device())
+    if capability in (None, its_own):
+        return slug
+    for index in range(torch.cuda.device_count()):
         its_own, slug = _of_device(index)
-        if capability in (None, its_own):
+        if capability == its_own:
             return slug
     return "cpu"
 

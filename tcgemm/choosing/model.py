@@ -144,9 +144,10 @@ def sum_of(known: Constants, found: Sequence[float]) -> float | None:
     is one that too few rows had."""
     parts = []
     for (constant, most, rows), term in zip(known, found, strict=True):
-        if term > most or (term and rows < LEAST_ROWS):
-            return None
-        parts.append(constant * term)
+        if term:  # as about half of them
+            if term > most or rows < LEAST_ROWS:
+                return None
+            parts.append(constant * term)
     return sum(parts)
 
 

@@ -50,7 +50,7 @@ plan, by its terms. Of these first plans they are asked in any case: by its term
 they say takes twice as long, would leave out all others at 2 x 15773 x 17 (nn)."""
 
 
-FEW = 24
+FEW = 32
 """Plans, by their number, of which trees are asked about all at once."""
 
 

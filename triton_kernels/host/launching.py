@@ -116,10 +116,12 @@ class Kept(NamedTuple):
     pattern: list[int] | None
     """Which addresses were equal, where any were: recorded ones are known by value, so that these
     must stay equal."""
-    copies: int
-    """Bytes that each call needs anew for copies of A and B,"""
-    parts: int
-    """and for parts of C. They stand here because a thread may record while another calls."""
+    room: int
+    """Bytes that each call needs anew. They stand here, and not in Bound, because a thread may
+    record while another calls."""
+    begins: tuple[int, ...]
+    """Where in that memory the copies of A and B begin, and the parts of C; nothing of memory whose
+    address is recorded."""
 
 
 class Bound:
@@ -134,8 +136,8 @@ class Bound:
     by_address = True
 
     __slots__ = (
-        "_asked", "_by_address", "_compiled", "_copies", "_kept", "_kernel", "_lays",
-        "_plan", "_replays", "_rung", "repack",
+        "_asked", "_by_address", "_compiled", "_kept", "_kernel", "_lays", "_plan", "_replays",
+        "_room", "_rung", "repack",
     )  # fmt: skip
 
     def __init__(
@@ -156,8 +158,8 @@ class Bound:
         self._kernel = rung.rounding if rounds else rung.kernel
         self.repack = None if rung.repack is None else rung.repack(compute, plan)
         self._compiled: list[Any] = []  # kept alive with their binaries
-        # Bytes of the copies of A and B, whose address the kernel's descriptors hold.
-        self._copies = 0
+        # Bytes of the memory with the copies of A and B, whose address descriptors hold.
+        self._room = 0
         # Written and read at once, since threads share it.
         self._kept: Kept | None = None
         # Of a kernel with descriptors, which hold addresses: by the set of them.
@@ -186,40 +188,37 @@ class Bound:
                     if x is not None:
                         addresses += (x.data_ptr(),)
         kept = self._kept
-        copies = parts = 0  # addresses, and what holds the memory there, if it is a tensor
-        of_copies = of_parts = None
+        room = 0  # an address, and what holds the memory there, if it is a tensor
+        of_room = stream = None
         try:
             if kept is None:
                 # Descriptors hold the address of the copies as well.
                 where = addresses
-                if self._copies:
-                    copies, of_copies = lend(a, self._copies)
-                    where = (*addresses, copies)
+                if self._room:
+                    stream = torch._C._cuda_getCurrentRawStream(a.get_device())
+                    room, of_room = lend(a, self._room, stream)
+                    where = (*addresses, room)
                 kept = self._by_address.get(where)
             elif kept.pattern is not None and [*map(addresses.index, addresses)] != kept.pattern:
                 kept = None
             if kept is None or hooked():
-                if copies and of_copies is None:  # Triton takes tensors: one of the same memory
-                    copies = _raw_delete(copies)
+                if room and of_room is None:  # Triton takes tensors: one of the same memory
+                    room = _raw_delete(room)
                 fused = (c_in, bias, scale_a, scale_b)
-                self._by_triton(a, b, c, fused, addresses, of_copies)
+                self._by_triton(a, b, c, fused, addresses, of_room)
                 return
-            if kept.copies:
-                if not copies:
-                    copies, of_copies = lend(a, kept.copies)
-                addresses += (copies,)
-            if kept.parts:
-                parts, of_parts = lend(a, kept.parts)
-                addresses += (parts,)
-            stream = torch._C._cuda_getCurrentRawStream(a.get_device())
+            if stream is None:
+                stream = torch._C._cuda_getCurrentRawStream(a.get_device())
+            if kept.room and not room:
+                room, of_room = lend(a, kept.room, stream)
+            for begin in kept.begins:
+                addresses += (room + begin,)
             for one in kept.recorded:
                 passed = one.filled(stream, addresses) if stream or one.slots else one.passed
                 one.function(*passed)
         finally:  # later work of the stream may have it
-            if copies and of_copies is None:
-                _raw_delete(copies)
-            if parts and of_parts is None:
-                _raw_delete(parts)
+            if room and of_room is None:
+                _raw_delete(room)
 
     def _by_triton(
         self,
@@ -228,16 +227,21 @@ class Bound:
         c: Any,
         fused: tuple[Any, ...],
         addresses: tuple[int, ...],
-        copies: torch.Tensor | None,
+        room: torch.Tensor | None,
     ) -> None:
-        """Launch as Triton does, and record it."""
+        """Launch as Triton does, and record it.
+
+        Args:
+            room: memory that begins where copies are to lie.
+        """
         check(a)
         a, b, c, c_in = map(_laid, (a, b, c, fused[0]), self._lays)
         fused = c_in, *fused[1:]
         steps: list[Step] = []
+        copies = None
         if self.repack is not None and (size := self.repack.room(a, b)):
-            if copies is None:
-                copies = memory(a, size)
+            # Of as many bytes as calls ask for, so that theirs is mostly the same memory.
+            copies = (memory(a, max(size, self._room)) if room is None else room)[:size]
             a, b, steps = self.repack.steps(a, b, copies)
         fusion = None if self._asked is None else Asked(*self._asked, *fused)
         steps += self.steps(a, b, c, fusion)
@@ -248,29 +252,31 @@ class Bound:
         self._compiled = compiled
         if self._kept is not None or not self._replays or hooked():
             return  # other addresses are equal than were, or nothing is replayed
-        where = addresses if copies is None else (*addresses, copies.data_ptr())
         parts = _workspace(steps, addresses, copies)
-        rooms = [_room(x) for x in (copies, parts) if x is not None]
-        recorded = _record(compiled, steps, addresses, rooms)
+        made = [x for x in (copies, parts) if x is not None]
+        recorded = _record(compiled, steps, addresses, [_room(x) for x in made])
         if recorded is None:
-            self._replays, self._copies = False, 0
+            self._replays, self._room = False, 0
             return
-        self._copies = 0 if copies is None else copies.nbytes
+        begins: tuple[int, ...] = ()
+        size = 0
+        for x in made:
+            begins, size = (*begins, _whole(size)), _whole(size) + x.nbytes
         pattern = [*map(addresses.index, addresses)]
-        kept = Kept(
-            recorded,
-            None if pattern == [*range(len(pattern))] else pattern,
-            self._copies,
-            0 if parts is None else parts.nbytes,
-        )
+        unequal = pattern == [*range(len(pattern))]
         if not any(one.described for one in recorded):
-            self._kept = kept
+            self._kept = Kept(recorded, None if unequal else pattern, size, begins)
             return
+        where = settled = addresses
+        if copies is not None:  # calls are known by where their copies lie, and so all that follows
+            self._room, first = size, copies.data_ptr()
+            where, settled = (*where, first), (*where, *(first + begin for begin in begins))
+            begins = ()
         for one in recorded:
-            one.settle(addresses)
+            one.settle(settled)
         if len(self._by_address) >= ADDRESSES:
             self._by_address.clear()
-        self._by_address[where] = kept
+        self._by_address[where] = Kept(recorded, None, size, begins)
 
     def steps(self, a: Any, b: Any, c: Any, fusion: Any) -> list[Step]:
         """The launches of the product, as Triton takes them; the copies come before."""
@@ -309,13 +315,19 @@ if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):  # as compute-sanitizer wan
 _raw_delete: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
 
 
-def lend(like: torch.Tensor, size: int) -> tuple[int, torch.Tensor | None]:
+def lend(like: torch.Tensor, size: int, stream: int) -> tuple[int, torch.Tensor | None]:
     """The address of ``memory``, and the tensor that holds it; None on a GPU, where no tensor is
-    made, which takes longer than the memory: ``_raw_delete`` gives it back to torch's allocator."""
+    made, which takes longer than the memory: ``_raw_delete`` gives it back to torch's allocator.
+    ``stream`` is the current one of the GPU."""
     if like.is_cuda and _raw_alloc is not None:
-        return _raw_alloc(size, torch._C._cuda_getCurrentRawStream(like.get_device())), None
+        return _raw_alloc(size, stream), None
     room = memory(like, size)
     return room.data_ptr(), room
+
+
+def _whole(size: int) -> int:
+    """Bytes up to where torch's allocator would begin another tensor."""
+    return -(-size // 512) * 512
 
 
 def _workspace(

@@ -55,24 +55,28 @@ def gpu_here(capability: tuple[int, int] | None = None) -> tuple[str, int, int]:
     """
     import torch
 
-    if not torch.cuda.is_available():
+    # Where CUDA has begun there is one, which is sooner asked.
+    if not (torch.cuda.is_initialized() or torch.cuda.is_available()):
         return stands_for.get(capability or (0, 0), ("", 0, 0))
-    for index in (torch.cuda.current_device(), *range(torch.cuda.device_count())):
-        its_own, *found = _of_device(index)
-        if capability in (None, its_own):
-            return found[0], found[1], found[2]
+    its_own, found = _of_device(torch.cuda.current_device())
+    if capability in (None, its_own):
+        return found
+    for index in range(torch.cuda.device_count()):
+        its_own, found = _of_device(index)
+        if capability == its_own:
+            return found
     return "", 0, 0
 
 
 @cache
-def _of_device(index: int) -> tuple[tuple[int, int], str, int, int]:
-    """Capability, name, bytes and SMs of a GPU: a choice asks for them some fifty times."""
+def _of_device(index: int) -> tuple[tuple[int, int], tuple[str, int, int]]:
+    """Capability, and name, bytes and SMs of a GPU: a choice asks for them some fifty times."""
     import torch
 
     found = torch.cuda.get_device_properties(index)
     slug = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
     shared = getattr(found, "shared_memory_per_block_optin", 0)
-    return torch.cuda.get_device_capability(index), slug, shared, found.multi_processor_count
+    return torch.cuda.get_device_capability(index), (slug, shared, found.multi_processor_count)
 
 
 def gpu_of(problem: Any) -> tuple[str, int, int]:
