@@ -20,6 +20,7 @@ from tcgemm import accuracy, dispatch
 from tcgemm.problem import Fusion
 
 launching = import_module("tcgemm.triton_kernels.host.launching")
+lent = import_module("tcgemm.triton_kernels.host.lent")
 recording = import_module("tcgemm.triton_kernels.host.recording")
 CUDA = torch.cuda.is_available()
 
@@ -69,6 +70,7 @@ class Kernel:
         self.arg_names = ["a", "b", "c", "M", "TILE"]
         self.long_way: list[tuple] = []
         self.short_way: list[tuple] = []
+        self.compiled_for: list[tuple] = []
         launch = encoding(self.c_function) if described else self.c_function
         self.compiled = SimpleNamespace(
             run=Launcher(launch, nested, scratch), function=77, packed_metadata=(4, 1, 0)
@@ -84,6 +86,10 @@ class Kernel:
 
         return run
 
+    def warmup(self, *args, grid, **constants):
+        self.compiled_for.append((grid, args, constants))
+        return self.compiled
+
 
 @pytest.fixture
 def gpu(monkeypatch):
@@ -91,7 +97,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(launching, "INTERPRETED", False)
     monkeypatch.setattr(launching, "check", lambda a: None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 5, raising=False)
-    monkeypatch.setattr(recording, "_capturing", lambda: False)
+    monkeypatch.setattr(recording, "capturing", lambda: False)
 
 
 def tensor(rows=8, columns=8, dtype=torch.float16, offset=0):
@@ -134,7 +140,7 @@ def test_while_a_graph_is_captured_nothing_starts_early(gpu, monkeypatch):
     kernel = Kernel()
     call = bound(kernel)
     for capturing in (False, False, True, False):
-        monkeypatch.setattr(recording, "_capturing", lambda c=capturing: c)
+        monkeypatch.setattr(recording, "capturing", lambda c=capturing: c)
         call(tensor(), tensor(), tensor())
     assert [passed[recording.PDL] for passed in kernel.short_way] == [True, False, True]
 
@@ -155,9 +161,53 @@ def test_while_a_graph_is_captured_a_second_launch_may_start_early(gpu, monkeypa
 
     call = bound(kernel, first, second=second)
     call(tensor(), tensor(), tensor())
-    monkeypatch.setattr(recording, "_capturing", lambda: True)
+    monkeypatch.setattr(recording, "capturing", lambda: True)
     call(tensor(), tensor(), tensor())
     assert [passed[recording.PDL] for passed in kernel.short_way] == [False, triggers]
+
+
+@pytest.mark.parametrize("of", [plain, described])
+def test_what_is_first_called_in_a_capture_is_launched_as_recorded(gpu, monkeypatch, of):
+    """A capture has memory of its own, so that its addresses are mostly new; and Triton's own
+    launch would ask for the edge that costs time in a graph."""
+    kernel = Kernel(described=of is described)
+    call = bound(kernel, of)
+    monkeypatch.setattr(recording, "capturing", lambda: True)
+    first, second = (tuple(tensor() for _ in range(3)) for _ in range(2))
+    for operands in (first, second, first):
+        call(*operands)
+    assert not kernel.long_way
+    assert len(kernel.compiled_for) == (2 if of is described else 1)
+    assert [passed[recording.PDL] for passed in kernel.short_way] == [False] * 3
+    assert [passed[recording.STREAM] for passed in kernel.short_way] == [5] * 3
+    at = [p[13].address if of is described else p[13] for p in kernel.short_way]
+    assert at == [x.data_ptr() for x in (first[0], second[0], first[0])]
+    monkeypatch.setattr(recording, "capturing", lambda: False)
+    call(*second)
+    assert kernel.short_way[-1][recording.PDL]
+
+
+def test_in_a_capture_what_cannot_be_recorded_is_launched_by_triton(gpu, monkeypatch):
+    kernel = Kernel(scratch=16)
+    call = bound(kernel)
+    monkeypatch.setattr(recording, "capturing", lambda: True)
+    for _ in range(2):
+        call(tensor(), tensor(), tensor())
+    assert (len(kernel.compiled_for), len(kernel.long_way), len(kernel.short_way)) == (1, 2, 0)
+
+
+def test_in_a_capture_copies_and_parts_lie_where_they_were_made(gpu, monkeypatch):
+    kernel, places = Kernel(), []
+
+    def first(a, b, c, TILE):
+        places.append(torch.zeros(64))
+        return (3,), (a, b, places[-1], a.shape[0]), {"TILE": TILE}
+
+    call = bound(kernel, first)
+    monkeypatch.setattr(recording, "capturing", lambda: True)
+    call(tensor(), tensor(), tensor())
+    (passed,) = kernel.short_way
+    assert passed[15] == places[0].data_ptr()
 
 
 def test_descriptors_are_recorded_for_each_set_of_addresses(gpu):
@@ -240,10 +290,10 @@ def test_every_call_gets_a_workspace_of_its_own(gpu, monkeypatch):
 
 def test_memory_of_a_call_on_a_gpu_comes_the_short_way(monkeypatch):
     asked = []
-    monkeypatch.setattr(launching, "_empty_strided", lambda *of: asked.append(of) or "room")
-    assert launching.memory(SimpleNamespace(is_cuda=True), 96) == "room"
+    monkeypatch.setattr(lent, "_empty_strided", lambda *of: asked.append(of) or "room")
+    assert lent.memory(SimpleNamespace(is_cuda=True), 96) == "room"
     assert asked == [((96,), (1,), torch.uint8)]
-    on_cpu = launching.memory(tensor(), 96)
+    on_cpu = lent.memory(tensor(), 96)
     assert (on_cpu.nbytes, on_cpu.dtype, len(asked)) == (96, torch.uint8, 1)
 
 
@@ -256,8 +306,8 @@ def allocator(monkeypatch):
         seen.lent.append(4096 + 512 * len(seen.lent))
         return seen.lent[-1], None
 
-    monkeypatch.setattr(launching, "lend", lend)
-    monkeypatch.setattr(launching, "_raw_delete", seen.back.append)
+    monkeypatch.setattr(lent, "lend", lend)
+    monkeypatch.setattr(lent, "give_back", seen.back.append)
     return seen
 
 
@@ -301,15 +351,15 @@ def test_lent_memory_of_other_addresses_is_given_back_before_triton_launches(gpu
 
 def test_on_a_gpu_an_address_is_lent(monkeypatch):
     asked = []
-    monkeypatch.setattr(launching, "_raw_alloc", lambda *of: asked.append(of) or 4096)
-    assert launching.lend(SimpleNamespace(is_cuda=True), 96, 71) == (4096, None)
+    monkeypatch.setattr(lent, "_raw_alloc", lambda *of: asked.append(of) or 4096)
+    assert lent.lend(SimpleNamespace(is_cuda=True), 96, 71) == (4096, None)
     assert asked == [(96, 71)]
-    address, room = launching.lend(tensor(), 96, 0)
+    address, room = lent.lend(tensor(), 96, 0)
     assert (address, room.nbytes) == (room.data_ptr(), 96)
 
 
 def test_torch_has_the_short_way_in_the_versions_that_are_tested():
-    assert callable(launching._empty_strided)
+    assert callable(lent._empty_strided)
 
 
 class Copies:
@@ -401,7 +451,7 @@ def test_on_the_default_stream_what_is_known_by_its_copies_is_passed_as_it_stand
     kernel, copying, follower = Kernel(described=True), Kernel(), Kernel()
     copies = Copies(copying)
     place = torch.empty(1024 + 96, dtype=torch.uint8)
-    monkeypatch.setattr(launching, "memory", lambda like, size: place[:size])
+    monkeypatch.setattr(lent, "memory", lambda like, size: place[:size])
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 
     def arguments(a, b, c, TILE):
@@ -499,7 +549,7 @@ def test_what_is_known_by_its_addresses_is_passed_as_it_stands(gpu, monkeypatch)
     operands, asked, current = [tensor() for _ in range(3)], [], [0]
     biases = [tensor(1, 8)[0] for _ in range(2)]
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0])
-    monkeypatch.setattr(recording, "_capturing", lambda: asked.append(1) or True)
+    monkeypatch.setattr(recording, "capturing", lambda: asked.append(1) or True)
     call = bound(kernel, arguments, Fusion(bias=biases[0]))
     for bias in biases * 2:
         call(*operands, None, bias, None, None)
@@ -526,7 +576,7 @@ def test_memory_is_bounded(gpu, monkeypatch):
 def test_triton_s_own_launcher_is_replayed_as_it_is(monkeypatch, with_descriptors):
     """Triton's launcher class and its wrapper for descriptors, over a stand-in C function."""
     driver = import_module("triton.backends.nvidia.driver")
-    monkeypatch.setattr(recording, "_capturing", lambda: False)
+    monkeypatch.setattr(recording, "capturing", lambda: False)
     active = import_module("triton.runtime").driver
     encoded = []
 

@@ -17,13 +17,13 @@ takes ``kernel[grid]``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from . import lent, recording
 from .recording import Recorded, Room, Step, record
 from .runtime import INTERPRETED, check, one_at_a_time, triton
 
@@ -196,21 +196,21 @@ class Bound:
                 where = addresses
                 if self._room:
                     stream = torch._C._cuda_getCurrentRawStream(a.get_device())
-                    room, of_room = lend(a, self._room, stream)
+                    room, of_room = lent.lend(a, self._room, stream)
                     where = (*addresses, room)
                 kept = self._by_address.get(where)
             elif kept.pattern is not None and [*map(addresses.index, addresses)] != kept.pattern:
                 kept = None
             if kept is None or hooked():
                 if room and of_room is None:  # Triton takes tensors: one of the same memory
-                    room = _raw_delete(room)
+                    room = lent.give_back(room)
                 fused = (c_in, bias, scale_a, scale_b)
                 self._by_triton(a, b, c, fused, addresses, of_room)
                 return
             if stream is None:
                 stream = torch._C._cuda_getCurrentRawStream(a.get_device())
             if kept.room and not room:
-                room, of_room = lend(a, kept.room, stream)
+                room, of_room = lent.lend(a, kept.room, stream)
             for begin in kept.begins:
                 addresses += (room + begin,)
             for one in kept.recorded:
@@ -218,7 +218,7 @@ class Bound:
                 one.function(*passed)
         finally:  # later work of the stream may have it
             if room and of_room is None:
-                _raw_delete(room)
+                lent.give_back(room)
 
     def _by_triton(
         self,
@@ -241,27 +241,33 @@ class Bound:
         copies = None
         if self.repack is not None and (size := self.repack.room(a, b)):
             # Of as many bytes as calls ask for, so that theirs is mostly the same memory.
-            copies = (memory(a, max(size, self._room)) if room is None else room)[:size]
+            copies = (lent.memory(a, max(size, self._room)) if room is None else room)[:size]
             a, b, steps = self.repack.steps(a, b, copies)
         fusion = None if self._asked is None else Asked(*self._asked, *fused)
         steps += self.steps(a, b, c, fusion)
+        # Not where other addresses are equal than were, or nothing is replayed.
+        records = self._kept is None and self._replays and not hooked()
+        stream = 0 if INTERPRETED else torch._C._cuda_getCurrentRawStream(a.get_device())
+        captured = records and stream != 0 and recording.capturing()
         with one_at_a_time:
-            compiled = [step[0][step[1]](*step[2], **step[3]) for step in steps]
+            compiled = [(_compile if captured else _launch)(step) for step in steps]
         if INTERPRETED:
             return
         self._compiled = compiled
-        if self._kept is not None or not self._replays or hooked():
-            return  # other addresses are equal than were, or nothing is replayed
+        if not records:
+            return
         parts = _workspace(steps, addresses, copies)
         made = [x for x in (copies, parts) if x is not None]
         recorded = _record(compiled, steps, addresses, [_room(x) for x in made])
+        if captured:  # which Triton's own launch does not ask for
+            _launch_recorded(recorded, steps, stream, (*addresses, *(x.data_ptr() for x in made)))
         if recorded is None:
             self._replays, self._room = False, 0
             return
         begins: tuple[int, ...] = ()
         size = 0
         for x in made:
-            begins, size = (*begins, _whole(size)), _whole(size) + x.nbytes
+            begins, size = (*begins, lent.whole(size)), lent.whole(size) + x.nbytes
         pattern = [*map(addresses.index, addresses)]
         unequal = pattern == [*range(len(pattern))]
         if not any(one.described for one in recorded):
@@ -295,41 +301,6 @@ def _laid(x: Any, lay: tuple[Any, Any] | None) -> Any:
     return x.as_strided(*lay)
 
 
-_empty_strided: Any = getattr(
-    getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None
-)
-"""torch's allocation for the programs that it compiles: a third of the host time of torch.empty."""
-
-
-def memory(like: torch.Tensor, size: int) -> torch.Tensor:
-    """``size`` bytes for one call. A launch is on the current GPU, and so is ``like``."""
-    if like.is_cuda and _empty_strided is not None:
-        room: torch.Tensor = _empty_strided((size,), (1,), torch.uint8)
-        return room
-    return torch.empty(size, dtype=torch.uint8, device=like.device)
-
-
-_raw_alloc: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
-if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):  # as compute-sanitizer wants it: no neighbours
-    _raw_alloc = None
-_raw_delete: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
-
-
-def lend(like: torch.Tensor, size: int, stream: int) -> tuple[int, torch.Tensor | None]:
-    """The address of ``memory``, and the tensor that holds it; None on a GPU, where no tensor is
-    made, which takes longer than the memory: ``_raw_delete`` gives it back to torch's allocator.
-    ``stream`` is the current one of the GPU."""
-    if like.is_cuda and _raw_alloc is not None:
-        return _raw_alloc(size, stream), None
-    room = memory(like, size)
-    return room.data_ptr(), room
-
-
-def _whole(size: int) -> int:
-    """Bytes up to where torch's allocator would begin another tensor."""
-    return -(-size // 512) * 512
-
-
 def _workspace(
     steps: list[Step], addresses: tuple[int, ...], copies: torch.Tensor | None
 ) -> torch.Tensor | None:
@@ -346,6 +317,30 @@ def _workspace(
 
 def _room(x: torch.Tensor) -> Room:
     return Room(x.data_ptr(), x.nbytes)
+
+
+def _launch(step: Step) -> Any:
+    """By Triton; what it has launched."""
+    kernel, grid, args, constants = step
+    return kernel[grid](*args, **constants)
+
+
+def _compile(step: Step) -> Any:
+    """What Triton would launch."""
+    kernel, grid, args, constants = step
+    return kernel.warmup(*args, grid=grid, **constants)
+
+
+def _launch_recorded(
+    recorded: list[Recorded] | None, steps: list[Step], stream: int, addresses: tuple[int, ...]
+) -> None:
+    """The launches of a call that a graph captures, as later calls would launch them."""
+    if recorded is None:
+        for step in steps:
+            _launch(step)
+        return
+    for one in recorded:
+        one(stream, addresses)
 
 
 def _record(

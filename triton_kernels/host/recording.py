@@ -22,7 +22,7 @@ Step = tuple[Any, tuple[int, ...], tuple[Any, ...], Mapping[str, Any]]
 """(kernel, grid, positional arguments, constants and options)."""
 
 
-_capturing = torch._C._cuda_isCurrentStreamCapturing if torch.cuda.is_available() else bool
+capturing = torch._C._cuda_isCurrentStreamCapturing if torch.cuda.is_available() else bool
 
 
 class Room(NamedTuple):
@@ -62,7 +62,7 @@ class Recorded:
         captured, with no slots, they are ``passed`` as it stands."""
         passed = [*self.passed]
         passed[STREAM] = stream
-        if self.early and stream and _capturing():
+        if self.early and stream and capturing():
             # In a graph a programmatic edge behind a kernel that never triggers costs 0.3 to 0.6 us
             # more than a plain one (H200), and who is ahead is not known here.
             passed[PDL] = False
