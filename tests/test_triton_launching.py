@@ -360,6 +360,8 @@ def test_on_a_gpu_an_address_is_lent(monkeypatch):
 
 def test_torch_has_the_short_way_in_the_versions_that_are_tested():
     assert callable(lent._empty_strided)
+    if lent._raw_alloc is not None:  # a build for GPUs
+        assert callable(lent.give_back)
 
 
 class Copies:

@@ -24,7 +24,7 @@ def memory(like: torch.Tensor, size: int) -> torch.Tensor:
 _raw_alloc: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
 if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):  # as compute-sanitizer wants it: no neighbours
     _raw_alloc = None
-give_back: Any = getattr(torch._C, "_cuda_cudaCachingAllocatorgive_back", None)
+give_back: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
 
 
 def lend(like: torch.Tensor, size: int, stream: int) -> tuple[int, torch.Tensor | None]:
