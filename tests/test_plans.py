@@ -118,6 +118,40 @@ def test_of_a_shape_that_it_has_not_seen_a_call_gets_nearly_the_fastest_plan(
     assert slower <= (WORSE if thorough else WORSE_OF_A_THIRD) * len(mine)
 
 
+@pytest.mark.parametrize("held_out", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_of_whole_lines_a_call_gets_nearly_the_fastest_plan(script, races, monkeypatch, held_out):
+    """Where tables speak, too, of what takes under 100 us. What they choose loses 4 %."""
+    every = script.raced(races)
+    whole = {script.problem_of(row) for row in script.rows_of(script.WHOLE)}
+    of_whole = defaultdict(list)
+    for each in every:
+        if each.problem in whole:
+            of_whole[each.problem].append(each)
+    assert len(of_whole) == 72
+    mine, by_tables = [], []
+    shapes = list(of_whole)
+    for fold in range(4 if held_out else 1):
+        held = shapes[fold::4] if held_out else shapes
+        if held_out:
+            of_others = script.model_of(each for each in every if each.problem not in {*held})
+            known = plans.read({**of_others, "whole_lines": True})
+            monkeypatch.setattr(plans, "_known", lambda backend, slug, known=known: known)
+        for problem in held:
+            timed = of_whole[problem]
+            row = dispatch.by_models(problem, "triton")[0]
+            chosen = _timed(timed, dispatch.choose(problem, "triton"), problem)
+            before, fastest = _timed(timed, row, problem), min(each.us for each in timed)
+            if chosen is None or before is None:
+                continue
+            if fastest > 1.2 * plans.AMONG_US:
+                assert chosen == before, problem
+            mine.append(chosen / fastest)
+            by_tables.append(before / fastest)
+    assert len(mine) > 50
+    assert geometric_mean(mine) < (1.03 if held_out else 1.02)
+    assert geometric_mean(mine) < geometric_mean(by_tables) - 0.01
+
+
 def _timed(timed, row, problem):
     """Microseconds of a row's plan, None where it was not timed."""
     plan = {k: v for k, v in row.plan(problem).items() if k != "L2_PREFETCH"}

@@ -53,6 +53,10 @@ they say takes twice as long, would leave out all others at 2 x 15773 x 17 (nn).
 FEW = 32
 """Plans, by their number, of which trees are asked about all at once."""
 
+AMONG_US = 100.0
+"""Microseconds, by the model, up to which it speaks of whole lines. What takes longer is limited by
+power, which tables know and races of a few launches do not."""
+
 
 class Taken(NamedTuple):
     """A plan of a kernel, and how long the model says that it takes."""
@@ -91,6 +95,8 @@ class PlanModel(NamedTuple):
     constants: Mapping[str, model_files.Constants]
     """ "backend/kernel" -> the constants of its terms; empty of a GPU that has no file."""
     trees: trees.Trees = trees.read(())
+    whole_lines: bool = False
+    """Whether products whose rows are whole lines of the L2, as those of tables, were raced too."""
 
     def by_terms(
         self, kernel: str, problem: Problem, plan: Mapping[str, Any], sms: int, seen: bool = True
@@ -132,7 +138,7 @@ def read(file: Mapping[str, Any]) -> PlanModel:
     """The model that a file holds."""
     kernels = file["kernels"]
     constants = {name: tuple(of[term] for term in TERMS) for name, of in kernels.items()}
-    return PlanModel(constants, trees.read(file["trees"]))
+    return PlanModel(constants, trees.read(file["trees"]), file.get("whole_lines", False))
 
 
 def _known(backend: str, slug: str) -> PlanModel:
@@ -219,7 +225,8 @@ def fastest(
         return None
     if tuned(problem, slug):
         present_us = _us_of_row(known, problem, chosen, module, sms)
-        if present_us is None or present_us > MOSTLY_START_US:
+        most = AMONG_US if known.whole_lines else MOSTLY_START_US
+        if present_us is None or present_us > most:
             return None
     present = _by_terms(known, problem, chosen, module, sms)
     assert present is not None
