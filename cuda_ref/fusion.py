@@ -54,6 +54,8 @@ TILE = (
     "BLOCK_M",
     "BLOCK_N",
     "NUM_STAGES",
+    "STEP_BYTES",
+    "WINDOWS",
     "CHUNK_BUFFERS",
     "PINGPONG",
     "SHARES_A",
