@@ -54,8 +54,6 @@ TILE = (
     "BLOCK_M",
     "BLOCK_N",
     "NUM_STAGES",
-    "STEP_BYTES",
-    "WINDOWS",
     "CHUNK_BUFFERS",
     "PINGPONG",
     "SHARES_A",

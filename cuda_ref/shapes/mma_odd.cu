@@ -9,7 +9,7 @@
 //
 // grid   one block per BLOCK_M x BLOCK_N tile of C, in groups of GROUP_M tile rows, matrix after
 //        matrix, or part of K after part
-// block  4 warps step through K by 128 bytes, over NUM_STAGES stages; 2 to 4 blocks to an SM
+// block  4 warps step through K by 32, over NUM_STAGES stages; 2 to 4 blocks to an SM
 // warp   a quarter of the tile, of 16 x 16 parts: 2 mma each for every 8 along K
 #include "ptx/sm90.cuh"
 #include "tile/order.cuh"
@@ -20,9 +20,9 @@
 #include "mma_types/multiply.cuh"
 
 #ifndef TCGEMM_BLOCK_M  // of a build that names none
-#define TCGEMM_BLOCK_M 128
+#define TCGEMM_BLOCK_M 64
 #define TCGEMM_BLOCK_N 32
-#define TCGEMM_NUM_STAGES 5
+#define TCGEMM_NUM_STAGES 4
 #endif
 
 namespace {
@@ -34,7 +34,7 @@ constexpr int BLOCK_M = TCGEMM_BLOCK_M;
 constexpr int BLOCK_N = TCGEMM_BLOCK_N;
 constexpr int WARPS = 4;
 constexpr int GROUP_M = 8;
-constexpr int STEP_BYTES = TCGEMM_STEP_BYTES;
+constexpr int STEP_K = 32;
 constexpr bool A_LONG = BLOCK_M > BLOCK_N;  // else B is
 constexpr int THREADS = 32 * WARPS;
 constexpr int PART = 16;
@@ -52,8 +52,8 @@ using RealOf = std::conditional_t<COMPUTE == Compute::f64, double, float>;
 // SM has room for.
 template <typename Real, bool A_T, bool B_T>
 struct Ring {
-  using A = SideOf<A_LONG && TCGEMM_WINDOWS, Real, !A_T, true, BLOCK_M, STEP_BYTES, THREADS>;
-  using B = SideOf<!A_LONG && TCGEMM_WINDOWS, Real, B_T, false, BLOCK_N, STEP_BYTES, THREADS>;
+  using A = SideOf<A_LONG, Real, !A_T, true, BLOCK_M, STEP_K, THREADS>;
+  using B = SideOf<!A_LONG, Real, B_T, false, BLOCK_N, STEP_K, THREADS>;
   static constexpr int STAGE_BYTES = (A::Tile::BYTES + B::Tile::BYTES + 127) / 128 * 128;
   static constexpr int BYTES = NUM_STAGES * STAGE_BYTES, FIT = SM_BYTES / (BYTES + 1024);
   static constexpr int BLOCKS = FIT < 1 ? 1 : FIT < 4 ? FIT : 4;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(THREADS, Ring<RealOf<COMPUTE>, A_T, B_T>::BLOC
   using A = typename Both::A;
   using B = typename Both::B;
   constexpr int STAGE_BYTES = Both::STAGE_BYTES, A_BYTES = A::Tile::BYTES;
-  constexpr int STEP_K = A::Tile::STEP_K, TERMS = COMPUTE == Compute::tf32x3 ? 2 : 1;
+  constexpr int TERMS = COMPUTE == Compute::tf32x3 ? 2 : 1;
   // Of its steps of 8 along K: as many as a thread has registers for.
   constexpr int K_UNROLL = TERMS == 2 ? 2 : STEP_K / 8;
   constexpr int C_LD = BLOCK_N + 16 / sizeof(Real);
@@ -201,7 +201,7 @@ int launch_tiles_of(const Gemm& gemm, const Gemm& stored, const Extra& extra,
   // 16. The stride of a single row may be anything.
   for (Operand* each : {&a, &b})
     if (each->outer == 1) each->outer_stride = 0;
-  if (TCGEMM_WINDOWS && (A_LONG ? a : b).inner_stride != 1) return cudaErrorNotSupported;
+  if ((A_LONG ? a : b).inner_stride != 1) return cudaErrorNotSupported;
   const int64_t tiles_m = ceil_div(gemm.c.rows, BLOCK_M);
   const int64_t tiles_n = ceil_div(gemm.c.cols, BLOCK_N);
   if (tiles_m * tiles_n > INT32_MAX || ceil_div(gemm.a.cols, 8) > INT32_MAX - 16)
@@ -221,7 +221,6 @@ int launch_of(const Gemm& gemm, cudaStream_t stream) {
   if constexpr (BUILT<COMPUTE>) {
     if (parts_of(gemm) > 1) {
       if constexpr (BUILT_FOR_PARTS) {
-        constexpr int STEP_K = STEP_BYTES / sizeof(Real);
         return launch_parts<Real, Real>(gemm, STEP_K, stream, [&](const Gemm& stored) {
           const Part part{steps_of_part(gemm, STEP_K) * STEP_K};
           return launch_tiles_of<COMPUTE>(gemm, stored, part, stream);

@@ -13,21 +13,26 @@ from typing import Any, NamedTuple
 from ..planning.cost import COLD_BYTES, ceil_div
 from ..planning.gpu import of as gpu_of
 from ..planning.gpu import shared_kb
-from ..planning.parts import NORM, STEP_BYTES, Sizes, divisions, fits
+from ..planning.parts import NORM, Sizes, divisions, fits
 from ..planning.refusals import column_major, operands, sides, storage
 from ..planning.rows import FUSES, row, source_constants
-from .mma_types import by_elements, refuse_long_k, room_for_parts, sizes
+from .mma_types import by_elements, refuse_long_k, room_for_parts
 
 ORDER = 208
 
-FEW = 9, 64
-"""Rows or columns of C that it is chosen for. Fewer are gemv_types'."""
+FEW = 9, 32
+"""Rows or columns of C that it is chosen for. Fewer are gemv_types', and of more mma_types was
+faster in each product that was timed."""
 
 LEAST_K_BYTES = 4096
 """Along K, of a row of the long side, from which on it is chosen."""
 
 LEAST_LONG = 2
 """Times as many rows as the few, which the long side has at least, to be chosen."""
+
+STEP_K = 32
+"""Elements along K of a step, of any type: 128 bytes of float32, and 256 of float64. Steps of 256
+bytes of float32 were slower, and of 128 bytes of float64 too."""
 
 
 class Tile(NamedTuple):
@@ -36,32 +41,37 @@ class Tile(NamedTuple):
     long: int
     few: int
 
-    @property
-    def stages(self) -> int:
-        """With which two blocks of an SM of Hopper have room for their rings."""
-        return 4 if self.few == 64 else 5
-
-    @property
-    def ring_bytes(self) -> int:
-        """At most: where both sides lie along K. A row of the long side has 16 bytes more."""
-        return self.stages * (self.long * (STEP_BYTES + 16) + self.few * STEP_BYTES)
-
-    @property
-    def resident(self) -> int:
-        """Blocks of an SM, as BLOCKS in mma_odd.cu."""
-        return max(1, min(MOST_RESIDENT, SM_BYTES // (self.ring_bytes + 1024)))
-
 
 MOST_RESIDENT, SM_BYTES = 4, 227 * 1024
 
-TILES = tuple(Tile(long, few) for few in (16, 32, 64) for long in (64, 128) if long > few)
+TILES = {
+    4: tuple(Tile(long, few) for few in (16, 32) for long in (64, 128)),
+    8: tuple(Tile(64, few) for few in (16, 32)),
+}
+"""Bytes of an element -> the tiles of C."""
 
-DEFAULT = Tile(128, 32)
+DEFAULT = Tile(64, 32)
 """Of a build that names none, which is that of the simulator; its long side is A."""
 
 
+def stages(itemsize: int) -> int:
+    """With which two blocks of an SM of Hopper, or more, have room for their rings."""
+    return 4 if itemsize == 8 else 5
+
+
+def ring_bytes(tile: Tile, itemsize: int) -> int:
+    """At most: where both sides lie along K. A row of the long side has 16 bytes more."""
+    row = STEP_K * itemsize
+    return stages(itemsize) * (tile.long * (row + 16) + tile.few * row)
+
+
+def resident(tile: Tile, itemsize: int) -> int:
+    """Blocks of an SM, as BLOCKS in mma_odd.cu."""
+    return max(1, min(MOST_RESIDENT, SM_BYTES // (ring_bytes(tile, itemsize) + 1024)))
+
+
 class Step(NamedTuple):
-    """A step along K of 128 bytes, in microseconds."""
+    """A step along K, in microseconds."""
 
     alone: float
     """Of a block that has its SM for itself."""
@@ -70,28 +80,32 @@ class Step(NamedTuple):
 
 
 STEPS = {
-    "float64": {(64, 16): Step(0.30, 0.16), (128, 16): Step(0.40, 0.27), (64, 32): Step(0.35, 0.22),
-                (128, 32): Step(0.50, 0.40), (128, 64): Step(0.9, 0.7)},
-    "tf32x3": {(64, 16): Step(0.45, 0.30), (128, 16): Step(0.55, 0.45), (64, 32): Step(0.55, 0.40),
-               (128, 32): Step(0.80, 0.65), (128, 64): Step(1.5, 1.2)},
-    "tf32": {(64, 16): Step(0.30, 0.19), (128, 16): Step(0.40, 0.28), (64, 32): Step(0.36, 0.25),
-             (128, 32): Step(0.50, 0.40), (128, 64): Step(0.8, 0.55)},
+    "float64": {(64, 16): Step(0.60, 0.432), (64, 32): Step(0.817, 0.546)},
+    "tf32x3": {(64, 16): Step(0.70, 0.364), (128, 16): Step(1.0, 0.71), (64, 32): Step(0.97, 0.537),
+               (128, 32): Step(0.947, 0.947)},
+    "tf32": {(64, 16): Step(0.60, 0.313), (128, 16): Step(0.80, 0.611), (64, 32): Step(0.83, 0.397),
+             (128, 32): Step(0.522, 0.686)},
 }  # fmt: skip
-"""How products are summed -> tile -> its step. Predicted: nothing of it was timed yet."""
+"""How products are summed -> tile -> its step. All constants are of scripts/fit_mma_odd.py, fitted
+to reports/nvidia-h200/trials/columns.csv. Of its products of the class the choice between mma_odd
+and the rung before loses 0.4 % to the fastest in float64, 3.2 % in tf32x3 and 1.7 % in tf32; and
+0.5, 3.2 and 2.2 % where the constants were fitted to the other half of them."""
 
-START_US, COLD_US = 1.6, 0.9
+START_US, COLD_US = 1.79, 0.926
 """Before the first step and after the last; and what the first one waits longer for operands that
 lie in memory."""
 
-MEMORY_BYTES_PER_US = 4.0e6
+WAVE_US = 0.148
+"""Of each wave of blocks but the first, whose first stages nothing hides."""
+
+MEMORY_BYTES_PER_US = 3.98e6
 """Of A and B."""
 
 STORED_BYTES_PER_US = 1.2e6
-"""Of a C whose K is whole."""
+"""Of a C whose K is whole: predicted, no such plan was timed yet."""
 
-SECOND_US, PART_US, SUMS_BYTES_PER_US = 1.07, 0.0176, 4.3e6
-"""The launch that adds parts of K, each of them, and bytes of them that are written and read: as of
-mma_types."""
+SECOND_US, PART_US, SUMS_BYTES_PER_US = 1.11, 0.0209, 2.08e6
+"""The launch that adds parts of K, each of them, and bytes of them that are written and read."""
 
 
 def _long_is_a(problem: Any) -> bool:
@@ -112,7 +126,9 @@ def refuse(problem: Any) -> str | None:
             f"{name} has strides {strides} and mma_odd takes its elements as neighbours one way: "
             "mma_types takes any"
         )
-    needed, most = DEFAULT.ring_bytes, shared_kb(problem.capability or (9, 0)) * 1024
+    itemsize = _itemsize(problem)
+    needed = max(ring_bytes(tile, itemsize) for tile in TILES[itemsize])
+    most = shared_kb(problem.capability or (9, 0)) * 1024
     if needed > most:
         here = "{}.{}".format(*problem.capability)
         return (
@@ -122,34 +138,43 @@ def refuse(problem: Any) -> str | None:
     return None
 
 
+def _itemsize(problem: Any) -> int:
+    return 8 if problem.dtype_in == "float64" else 4
+
+
+def sizes(problem: Any) -> Sizes:
+    """The long side as M and the few as N, in steps along K of this rung."""
+    few, long = sorted((problem.M, problem.N))
+    return Sizes(long, few, ceil_div(problem.K, STEP_K), _itemsize(problem), problem.batch)
+
+
 def ways(problem: Any, sms: int, room_bytes: int) -> Iterator[tuple[Tile, int]]:
     """The tiles that few rows fit in best, each with K whole and in parts."""
     of = sizes(problem)
-    few, long = sorted((of.M, of.N))
-    best = min((tile.few for tile in TILES if tile.few >= few), default=TILES[-1].few)
-    for tile in TILES:
+    tiles = TILES[of.sum_bytes]
+    best = min((tile.few for tile in tiles if tile.few >= of.N), default=tiles[-1].few)
+    for tile in tiles:
         if tile.few != best:
             continue
         yield tile, 1
         if problem.batch == 1:
-            as_if = Sizes(long, few, of.steps, of.sum_bytes)
-            for parts in divisions(as_if, tile.long, tile.few, sms):
-                if fits(of, parts, STEP_BYTES // of.sum_bytes, room_bytes):
+            for parts in divisions(of, tile.long, tile.few, sms):
+                if fits(of, parts, STEP_K, room_bytes):
                     yield tile, parts
 
 
 def us(compute: str, of: Sizes, tile: Tile, parts: int, sms: int) -> float:
     """Microseconds of a product with K in so many parts."""
-    step = STEPS[compute][tile]
-    few, long = sorted((of.M, of.N))
-    blocks = ceil_div(long, tile.long) * ceil_div(few, tile.few) * of.batch * parts
-    whole, rest = divmod(ceil_div(blocks, sms), tile.resident)
-    multiplied = whole * max(step.alone, tile.resident * step.beside)
+    step, beside = STEPS[compute][tile], resident(tile, of.sum_bytes)
+    blocks = ceil_div(of.M, tile.long) * ceil_div(of.N, tile.few) * of.batch * parts
+    whole, rest = divmod(ceil_div(blocks, sms), beside)
+    waves = whole + (rest > 0)
+    multiplied = whole * max(step.alone, beside * step.beside)
     multiplied += max(step.alone, rest * step.beside) if rest else 0.0
-    read = (of.M + of.N) * of.steps * STEP_BYTES * of.batch
+    read = (of.M + of.N) * of.steps * STEP_K * of.sum_bytes * of.batch
     delivered = read / MEMORY_BYTES_PER_US
     body = ((ceil_div(of.steps, parts) * multiplied) ** NORM + delivered**NORM) ** (1 / NORM)
-    begun = START_US + COLD_US * min(1.0, read / COLD_BYTES)
+    begun = START_US + COLD_US * min(1.0, read / COLD_BYTES) + WAVE_US * (waves - 1)
     size = of.M * of.N * of.batch * of.sum_bytes
     if parts == 1:
         return float(begun + body + size / STORED_BYTES_PER_US)
@@ -179,9 +204,9 @@ def plan(problem: Any) -> Mapping[str, int]:
     found = {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
-        "BLOCK_K": STEP_BYTES // (8 if problem.dtype_in == "float64" else 4),
+        "BLOCK_K": STEP_K,
         "GROUP_M": source_constants("mma_odd")["GROUP_M"],
-        "NUM_STAGES": tile.stages,
+        "NUM_STAGES": stages(_itemsize(problem)),
     }
     return {**found, "SPLITS": parts} if parts > 1 else found
 
@@ -191,8 +216,7 @@ def suits(problem: Any) -> bool:
     anywhere."""
     (few, long), (a, b, _) = sorted((problem.M, problem.N)), by_elements(problem)
     lies_anywhere = a if _long_is_a(problem) else b
-    itemsize = 8 if problem.dtype_in == "float64" else 4
-    long_enough = problem.K * itemsize >= LEAST_K_BYTES and long >= LEAST_LONG * few
+    long_enough = problem.K * _itemsize(problem) >= LEAST_K_BYTES and long >= LEAST_LONG * few
     return bool(FEW[0] <= few <= FEW[1] and long_enough and lies_anywhere and problem.batch == 1)
 
 

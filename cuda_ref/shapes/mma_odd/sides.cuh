@@ -5,30 +5,22 @@
 #include "mma_odd/window.cuh"
 #include "mma_types/stage.cuh"
 
-#ifndef TCGEMM_STEP_BYTES
-#define TCGEMM_STEP_BYTES 128
-#endif
-#ifndef TCGEMM_WINDOWS
-#define TCGEMM_WINDOWS 1
-#endif
-
 namespace tcgemm {
 
 constexpr int SM_BYTES = 232448;  // of shared memory that an SM of Hopper has for blocks
 
 // The side that is read from wherever its rows begin.
-template <bool LONG, typename Real, bool K_MAJOR, bool IS_A, int EXTENT, int STEP_BYTES,
-          int THREADS>
+template <bool LONG, typename Real, bool K_MAJOR, bool IS_A, int EXTENT, int STEP_K, int THREADS>
 struct SideOf {
-  using Tile = WindowTile<Real, K_MAJOR, EXTENT, STEP_BYTES / int{sizeof(Real)}>;
+  using Tile = WindowTile<Real, K_MAJOR, EXTENT, STEP_K>;
   using Copies = WindowCopies<Tile, THREADS>;
   using Fragments = WindowFragments<Tile, IS_A>;
 };
 
 // The other, which mma_types has for both.
-template <typename Real, bool K_MAJOR, bool IS_A, int EXTENT, int STEP_BYTES, int THREADS>
-struct SideOf<false, Real, K_MAJOR, IS_A, EXTENT, STEP_BYTES, THREADS> {
-  using Tile = StageTile<Real, K_MAJOR, EXTENT, STEP_BYTES / int{sizeof(Real)}>;
+template <typename Real, bool K_MAJOR, bool IS_A, int EXTENT, int STEP_K, int THREADS>
+struct SideOf<false, Real, K_MAJOR, IS_A, EXTENT, STEP_K, THREADS> {
+  using Tile = StageTile<Real, K_MAJOR, EXTENT, STEP_K>;
   using Copies = AnyRowCopies<Tile, THREADS>;
   struct Fragments : StageFragments<Tile, IS_A> {
     __device__ Fragments(int warp_mn, const Operand&, const Real*, int64_t, int64_t)

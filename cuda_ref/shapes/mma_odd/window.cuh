@@ -21,19 +21,6 @@ struct WindowTile {
   static constexpr int ROW_BYTES = UNITS * 16 + (K_MAJOR ? 16 : 32), BYTES = ROWS * ROW_BYTES;
 };
 
-#if TCGEMM_WINDOWS == 2 && !defined(TCGEMM_SIMULATOR)
-__device__ inline void cp_async_16_far(void* shared, const void* global, int bytes) {
-  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;\n" ::"r"(to), "l"(global),
-               "r"(bytes)
-               : "memory");
-}
-#else
-__device__ inline void cp_async_16_far(void* shared, const void* global, int bytes) {
-  cp_async_16(shared, global, bytes);
-}
-#endif
-
 // Elements from the multiple of 16 bytes below an address up to it.
 template <typename In>
 __device__ __forceinline__ int shift_of(const In* at) {
@@ -103,7 +90,7 @@ struct WindowCopies {
     if (unit.before == 0) {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i, from += step_bytes)
-        cp_async_16_far(at + i * STEP * Tile::ROW_BYTES, from, i * STEP < inside ? bytes : 0);
+        cp_async_16(at + i * STEP * Tile::ROW_BYTES, from, i * STEP < inside ? bytes : 0);
     } else {
 #pragma unroll 1
       for (int i = 0; i < COUNT; ++i, from += step_bytes)
@@ -115,7 +102,7 @@ struct WindowCopies {
     }
     const int inside_last = K_MAJOR ? rows_last : clamp(k_left_last, Tile::ROWS);
     if (threadIdx.x < Tile::ROWS && last.shift > 0)
-      cp_async_16_far(stage + threadIdx.x * Tile::ROW_BYTES + UNITS * 16, last.source,
+      cp_async_16(stage + threadIdx.x * Tile::ROW_BYTES + UNITS * 16, last.source,
                   inside_last > 0 ? clamp(last.left, VECTOR) * SIZE : 0);
     unit.source += stage_bytes;
     last.source += stage_bytes;
