@@ -270,7 +270,10 @@ def completions(words):
         ("explain 8x8x8 --gpu rtx-4", {"rtx-4090"}),
         ("bench --suite s", {"squares", "seeds"}),
         ("bench --seed 1 --seed 2 --layout t", {"tn", "tt"}),
-        ("bench --kernel cuda/mma", {"cuda/mma_multistage", "cuda/mma_float64", "cuda/mma_types"}),
+        (
+            "bench --kernel cuda/mma_",
+            {f"cuda/mma_{x}" for x in ("multistage", "float64", "odd", "types")},
+        ),
         ("show-kernel triton/d", {"triton/descriptor"}),
         ("explain --dtype float8_e4", {"float8_e4m3fn"}),
     ],

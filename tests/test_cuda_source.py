@@ -70,7 +70,15 @@ def test_the_plan_is_the_constants_of_the_source(name):
     written = re.findall(r"^constexpr int (\w+) = (\d+);", text(name), re.M)
     # Whose tile depends on the type or is chosen (test_tiles, test_wgmma_types, test_cuda_plans),
     # or whose plan has more (test_small, test_thin, test_gemv_types).
-    chosen = ("wgmma_types", "mma_types", "wgmma_persistent", "small", "thin", "gemv_types")
+    chosen = (
+        "wgmma_types",
+        "mma_types",
+        "wgmma_persistent",
+        "small",
+        "thin",
+        "gemv_types",
+        "mma_odd",
+    )
     chosen += (*cuda_ref.tunings(),)
     if name not in chosen:
         shared = {"BLOCK_M", "GROUP_M"} & {*plan}

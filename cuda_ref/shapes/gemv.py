@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..planning import gemv_odd
 from ..planning.cost import most_splits
 from ..planning.refusals import (
     ANY,
@@ -23,7 +24,6 @@ from ..planning.refusals import (
 )
 from ..planning.rows import FUSES, row
 from ..planning.tuning import Tuning, plan, wide
-from . import gemv_odd
 
 ORDER = 180
 

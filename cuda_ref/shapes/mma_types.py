@@ -49,11 +49,11 @@ def by_elements(problem: Any) -> tuple[bool, bool, bool]:
     return (b, a, of_c) if column_major(c[1], c[2]) else (a, b, of_c)
 
 
-def refuse_long_k(problem: Any) -> str | None:
+def refuse_long_k(problem: Any, name: str = "mma_types") -> str | None:
     """Why K has more steps than are counted; None when it has fewer."""
     if problem.K <= MOST_K:
         return None
-    return f"K={problem.K} and mma_types counts to {MOST_K}: split K and add the products"
+    return f"K={problem.K} and {name} counts to {MOST_K}: split K and add the products"
 
 
 def room_for_parts(problem: Any) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from ..host.storage import itemsize
 from ..planning.dtypes import kind
 from ..planning.planner import Planner
+from ..shapes.skinny_types import in_odd_rows
 from . import type_times
 
 FEW = 128
@@ -30,9 +31,11 @@ BY_ELEMENTS = {
     "fused": {4: 1.54, 8: 0.94},
     "skinny": {4: 1.32, 8: 0.95},
     "skinny, thin": {4: 1.93, 8: 1.49},
+    "skinny, in odd rows": {4: 1.4, 8: 1.1},
 }
 """What the rest of the time is multiplied by where elements are loaded one by one, by their bytes:
-type_times.json was fitted to long sides, of which the last tile is a small part."""
+type_times.json was fitted to long sides, of which the last tile is a small part. That of tens of
+columns over a long K is set by hand to columns_triton.csv beside few_triton.csv."""
 
 
 def choose(
@@ -80,6 +83,8 @@ def us_of(name: str, problem: Any, plan: Mapping[str, int], sms: int, beside: bo
         return us
     thin = name == "skinny" and fewer <= THIN
     one_by_one = type_times.one_by_one(name, problem, plan)
-    by = BY_ELEMENTS["skinny, thin" if thin else name] if one_by_one else {}
+    of_tens = name == "skinny" and in_odd_rows(problem)
+    shape = "skinny, in odd rows" if of_tens else "skinny, thin" if thin else name
+    by = BY_ELEMENTS[shape] if one_by_one else {}
     rest = by.get(itemsize(problem.dtype_in), 1.0) * (us - type_times.CONSTANTS.start)
     return (THIN_START_US if thin else START_US) + rest

@@ -32,6 +32,7 @@ SHAPES = {
     "cuda/split_k": (256, 256, 16384),
     "cuda/skinny": (16, 4096, 4096),
     "cuda/mma_types": (256, 256, 4096),
+    "cuda/mma_odd": (3551, 25, 10119),
     "cuda/stream_k": (64, 28672, 4096),
     "cuda/gemv": (1, 8192, 8192),
     "cuda/gemv_types": (2, 4096, 4096),
@@ -47,7 +48,7 @@ SHAPES = {
 TYPES = {
     "cuda/mma_float64": ("float64", "float64"), "cuda/mma_types": ("float32", "float32"),
     "cuda/short_k": ("float32", "float32"), "cuda/wgmma_types": ("int8", "int32"),
-    "cuda/gemv_types": ("float32", "float32"),
+    "cuda/gemv_types": ("float32", "float32"), "cuda/mma_odd": ("float64", "float64"),
     "triton/short_k": ("float32", "float32"),
 }  # fmt: skip
 BYTES = {"float64": 8, "float32": 4, "int8": 1}

@@ -217,6 +217,8 @@ def parts_of(
         return "warp", M, N, (16, 8, 16)
     if kernel == "cuda/mma_types":
         return "warp", M // 2, N // 2, (16, 8, 8)
+    if kernel == "cuda/mma_odd":
+        return "warp", M // 4, N, (16, 8, 8)
     step = 32 // constants.item(kernel)
     if kernel.startswith("triton/"):
         groups = have.get("CONSUMERS", max(1, have.get("NUM_WARPS", 4) // 4))

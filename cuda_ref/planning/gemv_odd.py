@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..planning.cost import MEMORY_TO_SM_BYTES_PER_US, ceil_div
-from ..planning.refusals import operands, storage
+from .cost import MEMORY_TO_SM_BYTES_PER_US, ceil_div
+from .refusals import operands, storage
 
 WARPS, BLOCKS = 16, 2
 """Warps of a block, and blocks that an SM has room for."""
