@@ -228,6 +228,11 @@ def test_it_is_chosen_for_few_columns_over_a_long_k_in_odd_rows_alone():
     assert suits(25, 3551, 10119, layout="tt")
     assert suits(3551, 25, 10119, layout="tn")
     assert suits(3551, 25, 10119, dtype="float32", compute="tf32x3")
+    across = {"layout": "tn", "dtype": "float32", "compute": "tf32x3"}
+    assert suits(3551, 16, 10119, **across)
+    assert not suits(3551, 17, 10119, **across), "mma_types was faster across K"
+    assert not suits(17, 3551, 10119, **{**across, "layout": "nn"}), "and where B is the long side"
+    assert suits(17, 3551, 10119, **{**across, "layout": "nt"})
     assert not suits(3551, 25, 10118), "rows of whole vectors"
     assert not suits(3552, 25, 10119, layout="tn"), "rows of whole vectors"
     assert not suits(3551, 8, 10119), "gemv_types has these"
@@ -247,7 +252,7 @@ def test_the_choice_loses_little_to_the_fastest_rungs_and_plans_that_were_timed(
     lost = fit.lost(of)
     assert {*lost} == {"tf32", "tf32x3", "float64"}
     for each in lost.values():
-        assert len(each) >= 12
+        assert len(each) >= 10
         assert math.exp(sum(map(math.log, each)) / len(each)) < 1.04
         assert max(each) < 1.12
     # What it was before: so much is gained.

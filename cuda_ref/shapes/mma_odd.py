@@ -24,6 +24,10 @@ FEW = 9, 32
 """Rows or columns of C that it is chosen for. Fewer are gemv_types', and of more mma_types was
 faster in each product that was timed."""
 
+MOST_ACROSS = 16
+"""Of float32 whose long side lies across K: with more of them mma_types was faster at four of five
+products, by up to 37 % (reports/nvidia-h200/trials/columns_drawn.csv)."""
+
 LEAST_K_BYTES = 4096
 """Along K, of a row of the long side, from which on it is chosen."""
 
@@ -88,8 +92,8 @@ STEPS = {
 }  # fmt: skip
 """How products are summed -> tile -> its step. All constants are of scripts/fit_mma_odd.py, fitted
 to reports/nvidia-h200/trials/columns.csv. Of its products of the class the choice between mma_odd
-and the rung before loses 0.4 % to the fastest in float64, 3.2 % in tf32x3 and 1.7 % in tf32; and
-0.5, 3.2 and 2.2 % where the constants were fitted to the other half of them."""
+and the rung before loses 0.4 % to the fastest in float64, 3.4 % in tf32x3 and 2.1 % in tf32; and
+0.5, 3.4 and 2.1 % where the constants were fitted to the other half of them."""
 
 START_US, COLD_US = 1.79, 0.926
 """Before the first step and after the last; and what the first one waits longer for operands that
@@ -217,7 +221,14 @@ def suits(problem: Any) -> bool:
     (few, long), (a, b, _) = sorted((problem.M, problem.N)), by_elements(problem)
     lies_anywhere = a if _long_is_a(problem) else b
     long_enough = problem.K * _itemsize(problem) >= LEAST_K_BYTES and long >= LEAST_LONG * few
-    return bool(FEW[0] <= few <= FEW[1] and long_enough and lies_anywhere and problem.batch == 1)
+    most = FEW[1] if _itemsize(problem) == 8 or _along_k(problem) else MOST_ACROSS
+    return bool(FEW[0] <= few <= most and long_enough and lies_anywhere and problem.batch == 1)
+
+
+def _along_k(problem: Any) -> bool:
+    """Whether the long side has its neighbours along K."""
+    of_a, of_b = problem.a_strides[-1], problem.b_strides[-2]
+    return bool((of_a if problem.M >= problem.N else of_b) == 1)
 
 
 def cost(problem: Any, sms: int) -> float | None:
