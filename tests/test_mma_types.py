@@ -364,4 +364,4 @@ def test_tf32x3_spills_little_in_the_largest_tile_and_only_where_a_and_b_lie_alo
     assert len(kernels) == 8, "one for each layout, plain and with an epilogue"
     for kernel in kernels:
         # What is stored and what is loaded: up to 32 and up to 72 bytes.
-        assert kernel.spill_bytes <= (104 if "ELb0ELb1E" in kernel.symbol else 0), kernel.symbol
+        assert kernel.spill_bytes <= (104 if "Lb0ELb1E" in kernel.symbol else 0), kernel.symbol

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "mma_odd/window.cuh"
-#include "mma_types/stage.cuh"
+#include "mma_types/sides.cuh"
 
 namespace tcgemm {
 
@@ -19,13 +19,7 @@ struct SideOf {
 
 // The other, which mma_types has for both.
 template <typename Real, bool K_MAJOR, bool IS_A, int EXTENT, int STEP_K, int THREADS>
-struct SideOf<false, Real, K_MAJOR, IS_A, EXTENT, STEP_K, THREADS> {
-  using Tile = StageTile<Real, K_MAJOR, EXTENT, STEP_K>;
-  using Copies = AnyRowCopies<Tile, THREADS>;
-  struct Fragments : StageFragments<Tile, IS_A> {
-    __device__ Fragments(int warp_mn, const Operand&, const Real*, int64_t, int64_t)
-        : StageFragments<Tile, IS_A>(warp_mn) {}
-  };
-};
+struct SideOf<false, Real, K_MAJOR, IS_A, EXTENT, STEP_K, THREADS>
+    : AnySide<Real, K_MAJOR, IS_A, EXTENT, STEP_K, THREADS> {};
 
 }  // namespace tcgemm
