@@ -66,7 +66,8 @@ LATE = (*ELSEWHERE, "16710ec", "38b2f26")
 
 EDGED, EDGE_US = ("e768843",), 0.45
 """Trees whose captured launches of kernels with descriptors kept a programmatic edge, and what that
-took: the median over plans that WHOLE has of both trees."""
+took, about: the middle of what triton_kernels/host/recording.py says of such an edge. WHOLE has no
+plan of both trees by which it could be worked out."""
 
 
 class Raced(NamedTuple):

@@ -29,6 +29,8 @@ operands.alignment. No function, whose call would cost more than what it does.""
 
 _NUMBERS = frozenset((int, float))
 
+inference_mode = torch.is_inference_mode_enabled
+
 launches: dict[Any, Launch] = {}
 forgotten_too: list[dict[Any, Any]] = []
 """What else is kept of launches, by keys of its own."""
@@ -136,7 +138,7 @@ def _frozen(out: torch.Tensor) -> bool:
     """Whether ``out`` may not be written now."""
     if out.requires_grad and grad_mode():
         return True
-    return out.is_inference() and not torch.is_inference_mode_enabled()
+    return out.is_inference() and not inference_mode()
 
 
 # --- A guess in place of a key
@@ -158,6 +160,9 @@ class Guess:
     deterministic: bool
     learns: bool
     """Whether one of these tensors requires a gradient: it is right while nobody records one."""
+    inference: bool
+    """Whether it was made under torch.inference_mode(). To the check a tensor of that mode outside
+    of it, where ``out`` may be none, is like any other within."""
     missed: int = 0
     """Calls of the same shapes that ran another launch."""
 
@@ -188,6 +193,8 @@ def guessed(arguments: tuple[Any, ...]) -> Launch | None:
         if kept is None or kept.deterministic != deterministic():
             return None
         if kept.learns and grad_mode():
+            return None
+        if out is not None and kept.inference != inference_mode():
             return None
         if modes() or forward_ad._current_level >= 0 or jit_trace() is not None:
             return None
@@ -245,7 +252,9 @@ def remember_guess(arguments: tuple[Any, ...], launch: Launch) -> None:
     bits = BITS[launch.device >= 0]
     low = tuple(start & bits for start in starts)
     learns = any(x.requires_grad for x in tensors)
-    guesses[shapes] = Guess(launch, check, bits, low, deterministic(), learns, missed)
+    guesses[shapes] = Guess(
+        launch, check, bits, low, deterministic(), learns, inference_mode(), missed
+    )
 
 
 # --- Finding a launch, making it and running it

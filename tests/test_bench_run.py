@@ -259,6 +259,24 @@ def test_kernels_are_built_ahead_and_at_the_same_time(tmp_path, monkeypatch):
     assert {path.stem for path in tmp_path.glob("*.built")} == {"first", "second", "third"}
 
 
+def test_who_waits_for_what_is_built_ahead_takes_what_it_says(tmp_path, monkeypatch):
+    """Builds of a long list of products say more than a pipe holds."""
+    (tmp_path / "talking.py").write_text(
+        "def build(connection, *_):\n"
+        "    for number in range(200):\n"
+        '        connection.send((f"{number}", "x" * 1000, 1.0))\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ahead, "build", import_module("talking").build)
+    built = ahead.Ahead([], "cpu")
+    try:
+        built.wait(100)
+        assert not built._process.is_alive()
+        assert built.seconds("199", "x" * 1000) == 1.0
+    finally:
+        built.end()
+
+
 def test_each_case_of_a_kernel_is_built_ahead_once_and_before_its_turn(monkeypatch):
     """A rung that is compiled case by case compiles nothing when it is loaded: the GPU waited."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))

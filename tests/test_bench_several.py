@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from tcgemm.bench.several import cases, pairing, run
 from tcgemm.cli import app
-from tcgemm.errors import OperandError, ResultsError
+from tcgemm.errors import OperandError, ResultsError, TcgemmError, ToolchainError
 
 
 def test_the_suite_is_of_forty_layers():
@@ -59,6 +60,32 @@ class Clock:
             return sample
 
         return {name: sampler(name) for name in self.times}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_does_not_compile_on_one_rank_is_told_to_all(rank, monkeypatch):
+    ended, told = [], []
+
+    class Built:
+        def __init__(self, units, device): ...
+        def wait(self, timeout_s): ...
+        def end(self):
+            ended.append(rank)
+
+    def prepare(languages, dtypes, stamped):
+        raise ToolchainError("nvcc is not there")
+
+    def broadcast(values, group):
+        told.append(list(values))
+        values[0] = "nvcc is not there"
+
+    monkeypatch.setattr(run, "Ahead", Built)
+    monkeypatch.setattr(run.engine, "engine", lambda: SimpleNamespace(prepare=prepare))
+    monkeypatch.setattr(run.dist, "broadcast_object_list", broadcast)
+    ranks = SimpleNamespace(rank=rank, group=None)
+    with pytest.raises(TcgemmError, match="nvcc is not there"):
+        run.compile_ahead(ranks, ("cuda",), cases.suite(2, rows=(512,)), timeline=False)
+    assert (ended, told) == (([0], [["nvcc is not there"]]) if rank == 0 else ([], [[""]]))
 
 
 def test_local_products_are_compiled_ahead_once_in_each_language():

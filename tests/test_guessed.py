@@ -157,6 +157,23 @@ def test_an_out_that_may_not_be_written_now_is_refused_as_ever():
         tcgemm.matmul(a, b, out=learning, **HOW)
 
 
+def test_an_out_of_inference_mode_is_no_other_out_that_was_right_within_it():
+    a, b, _ = operands()
+    with torch.inference_mode():
+        for _ in range(3):
+            tcgemm.matmul(a, b, out=torch.zeros(8, 4), **HOW)
+        frozen = a.clone(), b.clone(), torch.zeros(8, 4)
+    usual = torch.zeros(8, 4)
+    with torch.inference_mode():
+        launch_cache.forget()
+        for _ in range(3):
+            tcgemm.matmul(a, b, out=usual, **HOW)
+    assert any(guess.check(*frozen) for guess in launch_cache.guesses.values())
+    with pytest.raises(OperandError, match="inference"):
+        tcgemm.matmul(*frozen[:2], out=frozen[2], **HOW)
+    assert not frozen[2].any()
+
+
 def test_a_sign_that_is_not_in_memory_is_refused_as_ever():
     a, b, _ = operands()
     for _ in range(2):

@@ -25,8 +25,8 @@ FEW = 9, 32
 faster in each product that was timed."""
 
 MOST_ACROSS = 16
-"""Of float32 whose long side lies across K: with more of them mma_types was faster at four of five
-products, by up to 37 % (reports/nvidia-h200/trials/columns_drawn.csv)."""
+"""Of float32 whose long side lies across K: with more of them mma_odd took 7 to 37 % longer than
+mma_types at all five products (reports/nvidia-h200/trials/columns_drawn.csv)."""
 
 LEAST_K_BYTES = 4096
 """Along K, of a row of the long side, from which on it is chosen."""

@@ -65,7 +65,10 @@ class Ahead:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until everything is built, or for so long."""
-        self._process.join(timeout_s)
+        until = time.monotonic() + timeout_s
+        while self._process.is_alive() and (left := until - time.monotonic()) > 0:
+            self.seconds("", "")  # what it sends has to be taken, or it waits for a place
+            self._process.join(min(left, 0.1))
 
     def end(self) -> None:
         """Stop building."""

@@ -18,7 +18,7 @@ from ...dist import engine, model
 from ...dist.groups import Ranks
 from ...dist.options import ALL_GATHER
 from ...dist.planning import ONE_SHOT
-from ...errors import OperandTypeError, UnsupportedError, first_line
+from ...errors import OperandTypeError, TcgemmError, UnsupportedError, first_line
 from ...problem import ITEMSIZE, OUTPUTS
 from ..ahead import Ahead
 from ..case import Case as LocalCase
@@ -116,16 +116,26 @@ def compile_ahead(
     ranks: Ranks, languages: Sequence[str], cases: Sequence[Case], timeline: bool
 ) -> None:
     """Have what the cases' overlapped and local products are compiled to, made by one rank while
-    the others wait."""
-    found: Any = engine.engine()
+    the others wait.
+
+    Raises TcgemmError on every rank where it fails on that one.
+    """
+    trouble = [""]
     if ranks.rank == 0:
         local = Ahead(local_products(cases, languages), "cuda")
-        if found is not None:
-            dtypes = {getattr(torch, case.dtype) for case in cases}
-            found.prepare(languages, dtypes, stamped=timeline)
-        local.wait(COMPILES_S)
-        local.end()
-    dist.barrier(ranks.group)
+        try:
+            found: Any = engine.engine()
+            if found is not None:
+                dtypes = {getattr(torch, case.dtype) for case in cases}
+                found.prepare(languages, dtypes, stamped=timeline)
+            local.wait(COMPILES_S)
+        except Exception as error:
+            trouble = [first_line(error)]
+        finally:
+            local.end()
+    dist.broadcast_object_list(trouble, group=ranks.group)
+    if trouble[0]:
+        raise TcgemmError(f"what the cases need does not compile: {trouble[0]}")
 
 
 def local_products(cases: Sequence[Case], languages: Sequence[str]) -> list[Unit]:

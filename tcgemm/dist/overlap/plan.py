@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 
 from ..options import ALL_GATHER
 from ..planning import MOST_BYTES, why_not_tiles
@@ -202,7 +202,7 @@ def with_flags(tiles: tuple[Tile, ...], chunk: int, N: int) -> tuple[Tile, ...]:
     return tuple(p.tile for p in plans if why_not_tiles(p.tiles(N)) is None) or tiles
 
 
-@cache
+@lru_cache(maxsize=4096)
 def gather_plan(
     M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...] = GATHERED, item_bytes: int = 2,
     tall: int = TALL,
@@ -228,7 +228,7 @@ def gathered_us(M: int, N: int, K: int, world: int, language: str, item_bytes: i
     return gather_us(gather_plan(M, N, K, world, tiles, item_bytes), N, K, world, item_bytes)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def scatter_plan(
     M: int, N: int, world: int, tiles: tuple[Tile, ...] = TILES, K: int = 0, item_bytes: int = 2,
     carries: bool = CARRIES,
