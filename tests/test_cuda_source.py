@@ -33,7 +33,9 @@ def test_sources_reach_torch_and_the_hardware_by_name_only(path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rung_is_short_enough_to_be_one_idea(name):
-    assert 60 <= len(text(name).splitlines()) <= 250
+    """Of two rungs that have a loop in common, it is in a header."""
+    least = 50 if '#include "mma_types/product.cuh"' in text(name) else 60
+    assert least <= len(text(name).splitlines()) <= 250
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,6 +11,7 @@
 //        matrix, or part of K after part
 // block  4 warps step through K by 32, over NUM_STAGES stages; 2 to 4 blocks to an SM
 // warp   a quarter of the tile, of 16 x 16 parts: 2 mma each for every 8 along K
+// loop   mma_types/product.cuh: which is that of mma_types.cu
 #include "mma_odd/sides.cuh"
 #include "mma_types/product.cuh"
 

@@ -13,6 +13,7 @@
 //        matrix, or part of K after part
 // block  4 warps step through K by 128 bytes, over NUM_STAGES stages; 2 to 4 blocks to an SM
 // warp   a part of the tile, of 16 x 16 parts: 2 mma each for every 8 along K
+// loop   mma_types/product.cuh: mma_odd.cu has it too
 #include "mma_types/product.cuh"
 #include "mma_types/sides.cuh"
 
