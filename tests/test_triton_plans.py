@@ -15,6 +15,7 @@ import torch
 
 import tcgemm
 from tcgemm import dispatch, repacking
+from tcgemm.choosing import within
 from tcgemm.gpus import find
 from tcgemm.problem import Problem
 from tcgemm.request import planning_for
@@ -195,6 +196,23 @@ def test_odd_rows_and_a_short_k_get_small_tiles(shape, layout):
         assert (repacking.worth(problem, "triton") is None) == (shape[0] != 6649)
     assert not plans.PLANNERS["pipelined"].settled(replace(problem, K=129))
     assert not plans.PLANNERS["pipelined"].settled(replace(problem, bias=True))
+
+
+def test_what_is_settled_stays_whatever_the_model_of_kernels_says(monkeypatch):
+    problem = Problem.stored(1, 5001, 5003, "bfloat16", "bfloat16", "tt", device="cuda",
+                             capability=(9, 0))  # fmt: skip
+    module = import_module("tcgemm.triton_kernels")
+    rows = [dispatch.find("triton", name) for name in ("skinny", "thin")]
+    with planning_for(find("h200")):
+        assert module.planners()["thin"].settled(problem)
+        monkeypatch.setattr(within, "slug_of", lambda problem: "nvidia-h200")
+        monkeypatch.setattr(within, "tuned", lambda problem, slug: False)
+        us = {"triton/thin": 90.0, "triton/skinny": 9.0}
+        monkeypatch.setattr(within, "_modelled_us", lambda _, row, *more: us[row.full_name])
+        monkeypatch.setattr(within.model, "constants", lambda slug: us)
+        assert within.faster(problem, rows[1], rows, module) is rows[1]
+        us["triton/thin"], us["triton/skinny"] = 9.0, 90.0
+        assert within.faster(problem, rows[0], rows, module) is rows[1], "skinny is not settled"
 
 
 def asked(M, N, K, layout="nt", **changes):
