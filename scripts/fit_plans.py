@@ -66,8 +66,8 @@ LATE = (*ELSEWHERE, "16710ec", "38b2f26")
 
 EDGED, EDGE_US = ("e768843",), 0.45
 """Trees whose captured launches of kernels with descriptors kept a programmatic edge, and what that
-took, about: the middle of what triton_kernels/host/recording.py says of such an edge. WHOLE has no
-plan of both trees by which it could be worked out."""
+took: about the median over undivided plans that were timed both ways
+(reports/nvidia-h200/trials/captured_first.csv)."""
 
 
 class Raced(NamedTuple):
