@@ -202,8 +202,9 @@ def test_mma_types_is_planned_as_it_is_launched(pair, monkeypatch):
         assert cost > cost_by_nvcc or "SPLITS" not in by_nvcc
         a, b, c = tensors(M, N, K, dtype=getattr(torch, pair[0]))
         product = Product.of(a, b, c, Fusion(compute=pair[2]))
-        constants = {**plan, "THREADS": 128, "SHARED_BYTES": 0}
-        launch = launchers.LAUNCHERS["mma_types"].launch(product, constants, 132)
+        launcher, of = launchers.LAUNCHERS["mma_types"], {**plan, "THREADS": 128, "SHARED_BYTES": 0}
+        constants = {name: of[name.split("::")[-1]] for name in launcher.constants(product)}
+        launch = launcher.launch(product, constants, 132)
         tiles = -(-M // plan["BLOCK_M"]) * -(-N // plan["BLOCK_N"])
         assert tiles * plan.get("SPLITS", 1) == launch.grid
 

@@ -144,10 +144,22 @@ def _types_kernel(p: Product) -> str:
     return f"wmma_types_kernel<tcgemm::Compute::{p.compute}, {types}, {sizes}, {p.layouts}>"
 
 
+OF_A_RING = ("BLOCK_M", "BLOCK_N", "THREADS", "SHARED_BYTES")
+
+
+def _ring(p: Product) -> str:
+    """What mma_types.cu tells its loop."""
+    return f"TypesRing<{p.accumulator}, {p.layouts}>"
+
+
 def _mma_types_kernel(p: Product) -> str:
-    """As launch_of in mma_types.cu, with K whole: parts of it take a second kernel."""
+    """As launch_tiles_of in mma_types/product.cuh, with K whole: parts take a second kernel."""
     epilogue = f"tcgemm::Epilogue<{p.accumulator}>"
-    return f"mma_types_kernel<tcgemm::Compute::{p.compute}, {p.layouts}, {epilogue}>"
+    return f"mma_product<{_ring(p)}, tcgemm::Compute::{p.compute}, {epilogue}>"
+
+
+def _mma_types(p: Product, c: Mapping[str, int], sms: int) -> Launch:
+    return _any(p, {name: c[f"{_ring(p)}::{name}"] for name in OF_A_RING}, sms)
 
 
 def _naive_kernel(p: Product) -> str:
@@ -296,7 +308,9 @@ LAUNCHERS: dict[str, Launcher] = {
         lambda p: ("BLOCK_M", "THREADS", f"{_shape(p)}::BLOCK_N", f"{_shape(p)}::SHARED_BYTES"),
         _types,
     ),
-    "mma_types": Launcher(_mma_types_kernel, (*_TILE, "THREADS", "SHARED_BYTES"), _any),
+    "mma_types": Launcher(
+        _mma_types_kernel, lambda p: tuple(f"{_ring(p)}::{name}" for name in OF_A_RING), _mma_types
+    ),
     **{
         name: Launcher(
             lambda p, name=name: f"{name}<{p.types}, {_majors(p)}>",  # type: ignore[misc]

@@ -36,11 +36,10 @@ struct OddRing {
   using A = SideOf<A_LONG, Real, !A_T, true, BLOCK_M, STEP_K, THREADS>;
   using B = SideOf<!A_LONG, Real, B_T, false, BLOCK_N, STEP_K, THREADS>;
   static constexpr int STAGE_BYTES = (A::Tile::BYTES + B::Tile::BYTES + 127) / 128 * 128;
-  // As many blocks as an SM has room for.
-  static constexpr int BYTES = NUM_STAGES * STAGE_BYTES, FIT = SM_BYTES / (BYTES + 1024);
+  static constexpr int SHARED_BYTES = NUM_STAGES * STAGE_BYTES;  // later on for a tile of sums
+  static constexpr int FIT = SM_BYTES / (SHARED_BYTES + 1024);  // blocks that an SM has room for
   static constexpr int BLOCKS_PER_SM = FIT < 1 ? 1 : FIT < 4 ? FIT : 4;
-  // The stages are a tile of sums later on.
-  static_assert(BLOCK_M * (BLOCK_N * int{sizeof(Real)} + 16) <= BYTES);
+  static_assert(BLOCK_M * (BLOCK_N * int{sizeof(Real)} + 16) <= SHARED_BYTES);
 };
 
 }  // namespace

@@ -39,8 +39,8 @@ struct TypesRing {
   using B = AnySide<Real, B_T, false, BLOCK_N, STEP_K, THREADS>;
   static constexpr int STAGE_BYTES = A::Tile::BYTES + B::Tile::BYTES;
   static constexpr int BLOCKS_PER_SM = STAGE_BYTES > 16384 ? 2 : STAGE_BYTES > 10240 ? 3 : 4;
-  // The stages are a tile of sums later on.
-  static_assert(BLOCK_M * (BLOCK_N * 8 + 16) <= NUM_STAGES * STAGE_BYTES);
+  static constexpr int SHARED_BYTES = NUM_STAGES * STAGE_BYTES;  // later on for a tile of sums
+  static_assert(BLOCK_M * (BLOCK_N * 8 + 16) <= SHARED_BYTES);
 };
 
 }  // namespace

@@ -4,7 +4,7 @@
 //   A, B            of each side Tile: how it lies in a stage; Copies: a thread's share of the copies
 //                   of stages; Fragments: where a lane finds its elements
 //   STEP_K          elements along K of a stage
-//   STAGE_BYTES, NUM_STAGES, BLOCKS_PER_SM
+//   STAGE_BYTES, NUM_STAGES, SHARED_BYTES, BLOCKS_PER_SM
 //   BLOCK_M, BLOCK_N, GROUP_M, WARPS, WARPS_N    the tile of C, and the warps beside each other in it
 //
 // The including file is a kernel's: everything here is of its build alone.
@@ -184,7 +184,7 @@ int launch_tiles_of(const Gemm& gemm, const Gemm& stored, const Extra& extra,
   return with_layouts(gemm, [&](auto a_t, auto b_t) {
     using Ring = RingOf<Real, a_t.value, b_t.value>;
     return start_blocks(mma_product<Ring, COMPUTE, Extra>, stored.batch * tiles_m * tiles_n,
-                        Ring::WARPS, Ring::NUM_STAGES * Ring::STAGE_BYTES, stream, a, b, stored.c,
+                        Ring::WARPS, Ring::SHARED_BYTES, stream, a, b, stored.c,
                         rows_are_vectors(stored.c, stored.batch, stored.out), extra, gemm.a.cols,
                         static_cast<int>(tiles_m), static_cast<int>(tiles_n));
   });
