@@ -46,7 +46,7 @@ FITTED = (
 
 
 class Product(NamedTuple):
-    """One product, the rung before with its time, and plans of gemv_types with theirs."""
+    """One product, the rung before with its time, and plans of the fitted rung with theirs."""
 
     problem: Problem
     before: str

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from fit_gemv_types import problem_of, told
+from fit_gemv_types import SMS, TAIL, Product, problem_of, told
 from scipy.optimize import least_squares
 
 from tcgemm.choosing import fitting
@@ -34,28 +34,12 @@ parts = import_module("tcgemm.cuda_ref.planning.parts")
 by_name = import_module("tcgemm.cuda_ref.planning.ladder").by_name
 
 ROWS = Path(__file__).parents[1] / "reports/nvidia-h200/trials/columns.csv"
-SMS = 132
-TAIL = 0.1
-"""Error of a logarithm beyond which it counts less."""
 PRIOR = 0.03
 """How much a constant is held to where it was, beside a row."""
 FITTED = (
     "START_US", "COLD_US", "WAVE_US", "MEMORY_BYTES_PER_US", "SECOND_US", "PART_US",
     "SUMS_BYTES_PER_US",
 )  # fmt: skip
-
-
-class Product(NamedTuple):
-    """One product, the rung before with its time, and plans of mma_odd with theirs."""
-
-    problem: Problem
-    before: str
-    before_us: float
-    plans: Mapping[tuple[Any, int], float]
-
-    @property
-    def best(self) -> float:
-        return min(self.before_us, *self.plans.values())
 
 
 def way_of(plan: Mapping[str, int], itemsize: int) -> tuple[Any, int] | None:

@@ -8,56 +8,32 @@ from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
+import mma_sync
 import pytest
 import records
 import scripts_of
 import torch
+from mma_sync import COMPUTES, F32, F64, LAYOUTS, ONE_ROW, placed, whole_numbers
 from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.shapes import mma_odd as rung
 
-from tcgemm import accuracy, cuda_ref
+from tcgemm import accuracy
 from tcgemm.dispatch import choose, find
 from tcgemm.problem import Fusion, Problem
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
-F32, F64 = torch.float32, torch.float64
-COMPUTES = [("tf32", F32), ("tf32x3", F32), ("float64", F64)]
-LAYOUTS = ["nn", "nt", "tn", "tt"]
 TILES = [tile for long, few in rung.TILES[4] for tile in ((long, few), (few, long))]
 PLACES = [(0, 0), (1, 0), (2, 3), (3, 1)]
-"""How far rows lie apart beyond whole vectors, and how far behind a multiple of 16 bytes the first
-one begins, in elements."""
-
-
-def placed(rows, columns, letter, dtype, place, integers=False):
-    """A matrix with NaN wherever it is not."""
-    if letter == "t":
-        return placed(columns, rows, "n", dtype, place, integers).mT
-    vector = 16 // dtype.itemsize
-    apart = -(-columns // vector) * vector + place[0]
-    memory = torch.full((place[1] + rows * apart + vector,), torch.nan, dtype=dtype)
-    view = memory.as_strided((rows, columns), (apart, 1), place[1])
-    return view.copy_(
-        torch.randint(-8, 9, (rows, columns)) if integers else torch.randn(rows, columns)
-    )
+"""Of mma_sync.placed."""
 
 
 def defines_of(tile):
-    """The flags of a build for the tile."""
-    stages = rung.stages(8 if max(tile) == 64 else 4)
-    numbers = zip(("BLOCK_M", "BLOCK_N", "NUM_STAGES"), (*tile, stages), strict=True)
-    return tuple(f"-DTCGEMM_{name}={number}" for name, number in numbers)
+    return mma_sync.defines_of(tile, rung.stages(8 if max(tile) == 64 else 4))
 
 
-def run(a, b, c, compute, tile=rung.DEFAULT, plan=None, fusion=None, **more):
-    """C, by a build for the tile."""
-    report = simulator.simulate(
-        simulator.source_of("mma_odd"), a, b, c, fusion=fusion or Fusion(compute=compute),
-        plan=plan, defines=defines_of(tile), **more,
-    )  # fmt: skip
-    report.raise_if_stopped()
-    return report
+def run(a, b, c, compute, tile=rung.DEFAULT, **more):
+    return mma_sync.run("mma_odd", a, b, c, compute, defines_of(tile), **more)
 
 
 @pytest.mark.spread(3, "compute", "tile")
@@ -66,12 +42,12 @@ def run(a, b, c, compute, tile=rung.DEFAULT, plan=None, fusion=None, **more):
 def test_both_checks_wherever_rows_begin(compute, dtype, tile):
     for number, (M, N, K) in enumerate([(1, 8, 8), (129, 17, 1), (70, 131, 75), (130, 9, 200)]):
         for layout, place in itertools.product(LAYOUTS, PLACES):
-            integers = bool((number + place[0]) % 2)
-            a = placed(M, K, layout[0], dtype, place, integers)
-            b = placed(K, N, layout[1], dtype, place, integers)
+            fill = whole_numbers if (number + place[0]) % 2 else torch.randn
+            a = placed(M, K, layout[0], dtype, place, fill)
+            b = placed(K, N, layout[1], dtype, place, fill)
             c = accuracy.poisoned((M, N), dtype, "cpu")
             run(a, b, c, compute, tile)
-            if integers:
+            if fill is whole_numbers:
                 assert torch.equal(c, (a.double() @ b.double()).to(dtype)), (layout, place, M, N, K)
             else:
                 found = accuracy.error_ratio(a, b, c, Fusion(compute=compute))
@@ -92,7 +68,7 @@ def test_nothing_outside_is_read_and_nothing_races(tile, layout):
 
 
 @pytest.mark.parametrize(("compute", "dtype"), COMPUTES)
-@pytest.mark.parametrize("sizes", [(1, 20, 200), (20, 1, 200), (20, 30, 1)])
+@pytest.mark.parametrize("sizes", ONE_ROW)
 def test_no_address_of_a_single_row_with_an_odd_stride_is_off(compute, dtype, sizes):
     M, N, K = sizes
     for layout, place in itertools.product(LAYOUTS, PLACES[1:]):
@@ -141,8 +117,8 @@ def test_parts_of_k(compute, dtype, layout, tile):
     M, N, K = 35, 70, 515
     for place, parts, fused in ((PLACES[0], 2, False), (PLACES[1], 3, True), (PLACES[2], 9, False)):
         a, b = (
-            placed(M, K, layout[0], dtype, place, True),
-            placed(K, N, layout[1], dtype, place, True),
+            placed(M, K, layout[0], dtype, place, whole_numbers),
+            placed(K, N, layout[1], dtype, place, whole_numbers),
         )
         more = {"alpha": 2.0, "bias": torch.arange(N).to(dtype)} if fused else {}
         for transposed in (False, True):
@@ -159,20 +135,10 @@ def test_parts_of_k(compute, dtype, layout, tile):
 @pytest.mark.parametrize("c_t", [False, True])
 @pytest.mark.parametrize(("compute", "dtype"), COMPUTES)
 def test_everything_fused_over_a_batch(compute, dtype, c_t):
-    batch, M, N, K = 3, 24, 41, 57
-    for turn, epilogue in enumerate(("relu", "gelu", "gelu_tanh", "silu")):
-        a = torch.randn(batch, M, K).to(dtype)
-        b = torch.randn(batch, N, K).to(dtype).mT
-        a, b = (a[:1].expand(batch, M, K), b) if turn % 2 else (a, b[:1].expand(batch, K, N))
-        c_in = torch.randn(batch, M, N).to(dtype)
-        fusion = Fusion(
-            compute=compute, alpha=0.5, beta=3.0, c=c_in, bias=c_in[0, 0].clone(),
-            epilogue=epilogue,
-        )  # fmt: skip
-        c = accuracy.poisoned((batch, N, M) if c_t else (batch, M, N), dtype, "cpu")
-        c = c.mT if c_t else c
-        cuda_ref.load("mma_odd")(a, b, c, fusion)
-        assert accuracy.error_ratio(a, b, c, fusion) <= 1, epilogue
+    mma_sync.is_right_with_everything_fused(
+        "mma_odd", lambda: torch.randn(3, 24, 57).to(dtype),
+        lambda: torch.randn(3, 41, 57).to(dtype).mT, compute, dtype, c_t,
+    )  # fmt: skip
 
 
 def problem(M, N, K, dtype="float64", compute="float64", layout="nn", **more):

@@ -7,10 +7,12 @@ from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
+import mma_sync
 import pytest
 import records
 import scripts_of
 import torch
+from mma_sync import COMPUTES, F32, LAYOUTS, ONE_ROW, whole_numbers
 from tcgemm.cuda_ref.build import toolchain
 from tcgemm.cuda_ref.planning import mma_types_model as model
 from tcgemm.cuda_ref.shapes import mma_types as rung
@@ -21,42 +23,20 @@ from tcgemm.problem import Fusion, Problem
 
 simulator = import_module("tcgemm.cuda_ref.simulator")
 
-F32, F64 = torch.float32, torch.float64
-COMPUTES = [("tf32", F32), ("tf32x3", F32), ("float64", F64)]
-LAYOUTS = ["nn", "nt", "tn", "tt"]
 TILES = list(model.STEPS["tf32"])
 
 
 def stored(rows, columns, letter, dtype, odd, fill=torch.randn):
     """A matrix whose rows begin at multiples of 16 bytes, or one element off; NaN lies between."""
-    if letter == "t":
-        return stored(columns, rows, "n", dtype, odd, fill).mT
-    vector = 16 // dtype.itemsize
-    buffer = torch.full((rows, -(-columns // vector) * vector + odd), torch.nan, dtype=dtype)
-    inside = buffer[:, :columns]
-    inside.copy_(fill(rows, columns))
-    return inside
-
-
-def whole_numbers(rows, columns):
-    return torch.randint(-8, 9, (rows, columns))
+    return mma_sync.placed(rows, columns, letter, dtype, (odd, 0), fill)
 
 
 def defines_of(tile):
-    """The flags of a build for the tile."""
-    stages = model.Tile(*tile, False, False, False).stages
-    numbers = zip(("BLOCK_M", "BLOCK_N", "NUM_STAGES"), (*tile, stages), strict=True)
-    return tuple(f"-DTCGEMM_{name}={number}" for name, number in numbers)
+    return mma_sync.defines_of(tile, model.Tile(*tile, False, False, False).stages)
 
 
-def run(a, b, c, compute, tile=rung.DEFAULT, plan=None, fusion=None, **more):
-    """C, by a build for the tile."""
-    report = simulator.simulate(
-        simulator.source_of("mma_types"), a, b, c, fusion=fusion or Fusion(compute=compute),
-        plan=plan, defines=defines_of(tile), **more,
-    )  # fmt: skip
-    report.raise_if_stopped()
-    return report
+def run(a, b, c, compute, tile=rung.DEFAULT, **more):
+    return mma_sync.run("mma_types", a, b, c, compute, defines_of(tile), **more)
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: "x".join(map(str, tile)))
@@ -90,7 +70,7 @@ def test_nothing_is_found_in_any_order(compute, dtype, layout):
 
 
 @pytest.mark.parametrize(("compute", "dtype"), COMPUTES)
-@pytest.mark.parametrize("sizes", [(1, 20, 200), (20, 1, 200), (20, 30, 1)])
+@pytest.mark.parametrize("sizes", ONE_ROW)
 def test_no_address_of_a_single_row_with_an_odd_stride_is_off(compute, dtype, sizes):
     M, N, K = sizes
     for layout in LAYOUTS:
@@ -128,20 +108,10 @@ def test_strides_of_which_none_is_1(layout):
 @pytest.mark.parametrize("c_t", [False, True])
 @pytest.mark.parametrize(("compute", "dtype"), COMPUTES)
 def test_everything_fused_over_a_batch(compute, dtype, c_t):
-    batch, M, N, K = 3, 24, 41, 56
-    for turn, epilogue in enumerate(("relu", "gelu", "gelu_tanh", "silu")):
-        a = torch.stack([stored(M, K, "n", dtype, 0) for _ in range(batch)])
-        b = torch.stack([stored(K, N, "t", dtype, 1) for _ in range(batch)])
-        a, b = (a[:1].expand(batch, M, K), b) if turn % 2 else (a, b[:1].expand(batch, K, N))
-        c_in = torch.randn(batch, M, N).to(dtype)
-        fusion = Fusion(
-            compute=compute, alpha=0.5, beta=3.0, c=c_in, bias=c_in[0, 0].clone(),
-            epilogue=epilogue,
-        )  # fmt: skip
-        c = accuracy.poisoned((batch, N, M) if c_t else (batch, M, N), dtype, "cpu")
-        c = c.mT if c_t else c
-        cuda_ref.load("mma_types")(a, b, c, fusion)
-        assert accuracy.error_ratio(a, b, c, fusion) <= 1, epilogue
+    mma_sync.is_right_with_everything_fused(
+        "mma_types", lambda: torch.stack([stored(24, 56, "n", dtype, 0) for _ in range(3)]),
+        lambda: torch.stack([stored(56, 41, "t", dtype, 1) for _ in range(3)]), compute, dtype, c_t,
+    )  # fmt: skip
 
 
 QUIET, LOUD = 0x7FFFFFFF, 0x7F800001
