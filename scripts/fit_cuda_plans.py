@@ -57,6 +57,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
         if row["kernel"] == "one_wave":
             plan = fit_one_wave.one_wave.TUNING.newer(plan)
             us *= fit_one_wave.since_stored_in_rows(row["tree"], problem, plan)
+            plan, us = fit_one_wave.since_chunks_in_ring(problem, plan, us)
         seen, known = module.by_rows(problem, row["kernel"], plan)
         terms = plans.terms(seen, known, GPU.sms or 0)
         name = module.named(problem, f"{BACKEND}/{row['kernel']}")

@@ -53,6 +53,10 @@ IN_ROWS, IN_ROWS_LATER, FEW_STEPS = 0.94, 0.98, 4
 the L2, what it takes since its threads do, of few steps along K and of more
 (reports/nvidia-h200/trials/rows_of_c.csv)."""
 
+MORE_STAGES, MORE_STAGES_OF_PARTS = 0.974, 0.959
+"""Of what a plan took with chunks of C beside its ring, what it takes with one stage more: where K
+is whole, and where it is divided (reports/nvidia-h200/trials/one_wave_stages.csv)."""
+
 SINCE = (
     "1a1df4d", "253f7fa", "d74b8f1", "2f2ae20", "006426d", "137973f", "6d720e8", "ab44cd4",
     "6816fb9", "ab980eb", "7310c63", "3e612ad", "77418ac",
@@ -93,6 +97,19 @@ def since_stored_in_rows(tree: str, problem: Problem, plan: Mapping[str, int]) -
     if tree in SINCE or not _now_in_rows(problem, plan):
         return 1.0
     return IN_ROWS if problem.K <= FEW_STEPS * TILE_K else IN_ROWS_LATER
+
+
+def since_chunks_in_ring(
+    problem: Problem, plan: Mapping[str, int], us: float
+) -> tuple[dict[str, int], float]:
+    """A raced plan with the stages that its tile has now, and what it takes with them: of fewer
+    steps along K than it had, what it took."""
+    divided, float32 = plan["SPLITS"] > 1, problem.dtype_out == "float32"
+    stages = tiles.stages(plan["BLOCK_M"], plan["BLOCK_N"], divided, float32, problem.plain)
+    steps = -(-problem.K // (TILE_K * plan["SPLITS"]))
+    if plan["NUM_STAGES"] < min(stages, steps):
+        us *= MORE_STAGES_OF_PARTS if divided else MORE_STAGES
+    return {**plan, "NUM_STAGES": stages}, us
 
 
 def _now_in_rows(problem: Problem, plan: Mapping[str, int]) -> bool:

@@ -241,7 +241,7 @@ def test_where_the_user_s_own_model_chose_the_rung_only_its_plan_changes():
     """``tcgemm tune --model`` was fitted on the user's GPU, and this model on another."""
     changed = [
         problem
-        for problem in drawn_problems(11, 60)
+        for problem in drawn_problems(11, 180)
         if dispatch.choose(problem, "cuda").name != dispatch.by_models(problem, "cuda")[0].name
     ]
     assert len(changed) > 2

@@ -73,6 +73,12 @@ SM and some do not."""
 
 FEWEST_STAGES, MOST_STAGES = 4, 12
 
+ENOUGH_STAGES = {(64, 128): 8, (128, 128): 6}
+"""Stages of a tile, as it is multiplied, that are enough where K is whole: with one more 128 x 128
+takes up to 1 % longer at four raced products, and 64 x 128 up to 1 % at five of six and 18 % at
+1024 x 1024 x 8192 (nt). Of other tiles, and where K is divided, one more gains 4 % in the mean
+(reports/nvidia-h200/trials/one_wave_stages.csv)."""
+
 
 def splits_lines(problem: Any) -> bool:
     """Whether rows of A or B begin within lines of the L2."""
@@ -123,8 +129,9 @@ def takes(block_m: int, block_n: int, problem: Any, splits: int = 1) -> bool:
 
 
 def chunks_in_ring(block_m: int, block_n: int) -> bool:
-    """Whether C passes through the stages of the ring, when all is multiplied: so of large tiles,
-    whose chunks would leave few stages, and of those that are stored transposed."""
+    """Whether C passes through the stages of the ring, when all is multiplied, whatever follows the
+    product: so of large tiles, whose chunks would leave few stages, and of those that are stored
+    transposed. A plain product's does so of other tiles too, where it brings a stage more."""
     return swaps(block_m) or block_m * block_n > 128 * 128
 
 
@@ -182,7 +189,8 @@ def resident(config: Mapping[str, int], problem: Any) -> int:
     registers = -(-(THREAD_REGISTERS + cols // 2) // 8) * 8  # of a thread: a warp has them by 256
     chunks = _chunk_bytes(rows, cols, 2)  # of 16 bits, as the products are
     ring = ceil_div(problem.K, TILE_K) * _stage_bytes(rows, cols)
-    in_ring = chunks_in_ring(block_m, block_n)
+    whole_ring = stages(block_m, block_n, False, False, True) * _stage_bytes(rows, cols)
+    in_ring = chunks_in_ring(block_m, block_n) or chunks + whole_ring > ROOM
     # The driver keeps 1 KB of a block's, and barriers take another.
     shared = 2048 + (max(chunks, ring) if in_ring else chunks + ring)
     return min(SM_REGISTERS // (warps * 32 * registers), 1024 * (shared_kb((9, 0)) + 1) // shared)
@@ -251,7 +259,9 @@ def plan_of(config: Mapping[str, int], problem: Any, sms: int, transposed: bool)
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "BLOCK_K": TILE_K,
-        "NUM_STAGES": stages(block_m, block_n, splits > 1, problem.dtype_out == "float32"),
+        "NUM_STAGES": stages(
+            block_m, block_n, splits > 1, problem.dtype_out == "float32", problem.plain
+        ),
         "CLUSTER_M": cluster_m,
         "CLUSTER_N": cluster_n,
         "SPLITS": splits,
@@ -260,13 +270,24 @@ def plan_of(config: Mapping[str, int], problem: Any, sms: int, transposed: bool)
 
 
 @cache
-def stages(block_m: int, block_n: int, divided: bool, float32: bool) -> int:
-    """As many as fit behind barriers and chunks, as shared_bytes in one_wave/build.cuh counts."""
+def stages(block_m: int, block_n: int, divided: bool, float32: bool, plain: bool) -> int:
+    """As many as fit behind barriers and chunks, as shared_bytes in one_wave/build.cuh counts.
+
+    Args:
+        divided: K is, so that the kernel stores float32 sums and nothing follows.
+        float32: C is, else of 16 bits.
+        plain: nothing follows the product.
+    """
     rows, cols = _as_multiplied(block_m, block_n)
-    in_ring = chunks_in_ring(block_m, block_n)
-    chunks = 0 if in_ring else _chunk_bytes(rows, cols, 4 if divided or float32 else 2)
-    room = 1024 * shared_kb((9, 0)) - 1024 - chunks
-    return min(MOST_STAGES, room // _stage_bytes(rows, cols))
+    chunks = _chunk_bytes(rows, cols, 4 if divided or float32 else 2)
+    if plain or divided or chunks_in_ring(block_m, block_n):
+        chunks = 0  # beside the ring
+    most = MOST_STAGES if divided else ENOUGH_STAGES.get((rows, cols), MOST_STAGES)
+    return min(most, (ROOM - chunks) // _stage_bytes(rows, cols))
+
+
+ROOM = 1024 * shared_kb((9, 0)) - 1024
+"""Bytes of a block's shared memory behind the barriers."""
 
 
 def _as_multiplied(block_m: int, block_n: int) -> tuple[int, int]:

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
     }
     wgmma_wait_group<0>();
-    if (CHUNKS_IN_RING) bar_sync(1 + CONSUMERS, 128 * CONSUMERS);  // all have read all stages
+    if (CHUNKS_IN_RING<Out>) bar_sync(1 + CONSUMERS, 128 * CONSUMERS);  // all have read all stages
     if constexpr (SWAPS)
 #pragma unroll
       for (int of = 0; of < MMAS; ++of, tile.m += 64, tile.buffers += SWAPPED_BYTES<BLOCK_N>)
@@ -189,13 +189,12 @@ int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const Output& plain,
 template <typename Extra>
 int launch_whole(const Gemm& gemm, const Wave& wave, const Extra& extra, cudaStream_t stream) {
   constexpr bool PLAIN = std::is_same_v<Extra, Plain>;
-  if constexpr (!PLAIN && !FUSES) return cudaErrorNotSupported;
   CUtensorMap c_map{};
   const Output plain = output_for(PLAIN && IN_ROWS, gemm, &c_map, Extra::BATCHED);
   return with_types(gemm, [&](auto in, auto out) {
     using In = decltype(in);
     using Out = decltype(out);
-    if constexpr (BUILT<In, Out, PLAIN> && (PLAIN || FUSES) && (!SWAPS || sizeof(Out) == 2))
+    if constexpr (BUILT<In, Out, PLAIN> && (PLAIN || FUSES<Out>) && (!SWAPS || sizeof(Out) == 2))
       return launch_wave<In, Out>(gemm, c_map, plain, wave, extra, stream);
     return int{cudaErrorNotSupported};
   });

@@ -122,7 +122,8 @@ def _by_tile(problem: Any, sms: int) -> Iterator[tuple[Tile, Iterator[dict[str, 
         for tile, (clusters, rows, cols) in (whole if splits == 1 else divided).items():
             if rows * cols * splits > sms:
                 continue
-            if stages(*(tile[::-1] if transposed else tile), splits > 1, float32) < FEWEST_STAGES:
+            along = tile[::-1] if transposed else tile
+            if stages(*along, splits > 1, float32, problem.plain) < FEWEST_STAGES:
                 continue
             yield (*tile, splits), _of_tile((*tile, splits), clusters, rows, cols, sms, within)
 

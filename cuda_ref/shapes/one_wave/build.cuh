@@ -49,6 +49,7 @@ constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2;
 constexpr int B_ROWS = BLOCK_N == 48 ? 48 : (BLOCK_N + 63) / 64 * 64;
 constexpr uint32_t STAGE_BYTES = A_BYTES + B_ROWS * BLOCK_K * 2;
 constexpr uint32_t CHUNKS_AT = 1024;  // behind the barriers; then the ring, of the stages in use
+constexpr uint32_t SHARED_BYTES = 232448;  // that an SM gives a block, 227 KB
 // Steps along K that the blocks prefetch into the L2 while the kernel before still runs, each of them
 // once: all where there are no more than L2_PREFETCH (512 cubed 2.75 to 2.34 us), else
 // L2_PREFETCH_FIRST.
@@ -71,26 +72,31 @@ template <typename Out>
 constexpr uint32_t CHUNKS_BYTES = SWAPS ? MMAS * SWAPPED_BYTES<BLOCK_N> : CHUNKS<Out> * CHUNK_BYTES;
 template <typename Out>
 constexpr uint32_t ALL_CHUNKS = CONSUMERS * CHUNKS_BYTES<Out>;
-// Chunks of large tiles would leave a ring of three stages. They lie in the ring, which nobody needs
-// once all consumers have multiplied: so no C_in can come into them before. Nothing is fused into a
-// swapped tile, whose chunks are there in any case.
-constexpr bool CHUNKS_IN_RING = SWAPS || BLOCK_M * BLOCK_N > 128 * 128;
+// Chunks beside the ring cost a stage, and steps wait for loads: so they lie in the ring, which
+// nobody needs once all consumers have multiplied, of large tiles, and of others that have as many
+// stages as there is room for without chunks. Then no C_in can come into them before. Nothing is fused
+// into a swapped tile, whose chunks are there in any case.
+template <typename Out>
+constexpr bool CHUNKS_IN_RING =
+    SWAPS || BLOCK_M * BLOCK_N > 128 * 128 ||
+    CHUNKS_AT + ALL_CHUNKS<Out> + NUM_STAGES * STAGE_BYTES > SHARED_BYTES;
 // Whether threads store a plain C whose rows split sectors: 5 % faster of few steps, 2 % of more; of
 // blocks of one warpgroup no faster.
 constexpr bool IN_ROWS = CONSUMERS > 1 && !DIVIDES && !SWAPS;
-constexpr bool FUSES = BLOCK_N % 64 == 0 && !CHUNKS_IN_RING;  // C_in has whole chunks
 template <typename Out>
-constexpr uint32_t RING_AT = CHUNKS_AT + (CHUNKS_IN_RING ? 0 : ALL_CHUNKS<Out>);
+constexpr bool FUSES = BLOCK_N % 64 == 0 && !CHUNKS_IN_RING<Out>;  // C_in has whole chunks
+template <typename Out>
+constexpr uint32_t RING_AT = CHUNKS_AT + (CHUNKS_IN_RING<Out> ? 0 : ALL_CHUNKS<Out>);
 static_assert(8 * (2 * NUM_STAGES + CONSUMERS * CHUNKS<float>) <= CHUNKS_AT, "barriers come first");
 
 // The shared memory of a block that takes so many steps along K. Few of them ask for little: an SM
 // that keeps its split of L1 and shared memory starts sooner.
 template <typename Out>
 constexpr uint32_t shared_bytes(int steps) {
-  static_assert(RING_AT<Out> + NUM_STAGES * STAGE_BYTES <= 232448 &&
-                    CHUNKS_AT + ALL_CHUNKS<Out> <= 232448, "an SM gives a block 227 KB");
+  static_assert(RING_AT<Out> + NUM_STAGES * STAGE_BYTES <= SHARED_BYTES &&
+                    CHUNKS_AT + ALL_CHUNKS<Out> <= SHARED_BYTES, "a block has room for both");
   const uint32_t ring = std::min(steps, NUM_STAGES) * STAGE_BYTES;
-  return RING_AT<Out> + (CHUNKS_IN_RING ? std::max(ring, ALL_CHUNKS<Out>) : ring);
+  return RING_AT<Out> + (CHUNKS_IN_RING<Out> ? std::max(ring, ALL_CHUNKS<Out>) : ring);
 }
 
 // C's map, and who stores it, of the kernel's problem.
