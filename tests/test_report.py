@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -162,6 +163,18 @@ def test_a_short_product_counts_with_the_lower_of_graph_and_stream():
     assert derived["ms_p50"] == pytest.approx(0.01 / 0.9)
     derived = table(short("alone", 1.5), short("graph", 1.2), short("stream", 1.1)).iloc[0]
     assert (derived["among"], derived["timer"]) == ("stream", "events")
+
+
+def test_what_a_fusion_costs_is_over_the_plain_product_of_its_own_run():
+    rows = [
+        short("alone", 1.0), short("alone", 0.8, fused="bias"), short("graph", 0.5, fused="bias"),
+        short("graph", 0.6), short("alone", 2.0, run="later"), short("graph", 2.0, run="later"),
+    ]  # fmt: skip
+    derived = table(*rows).set_index("fused")
+    assert derived.loc["bias", "over_plain"] == pytest.approx(0.6 / 0.5 - 1)  # both in a graph
+    assert math.isnan(derived.loc["", "over_plain"])
+    beside = [short("alone", 0.8, fused="bias"), short("alone", 1.0, run="later")]
+    assert table(*beside)["over_plain"].isna().all()
 
 
 def test_a_later_run_alone_does_not_keep_what_an_older_one_timed_among_others():

@@ -78,6 +78,8 @@ DERIVED: dict[str, str] = {
     "flop_per_clock_sm": "FLOP per clock and SM: flop / (ms_p50 × sm_clock_mhz × SMs)",
     "ratio_alone": "ratio_p50 of launches of nothing but itself, back to back; where the product "
     "was timed among other kernels too, ms and ratio are the lower ratio of graph and stream",
+    "over_plain": "ms_p50 over that of the same rung's plain product in the same run, less 1: what "
+    "is fused costs so much",
     "suspect": "why a time cannot be true (above the peak, below the memory floor)",
 }
 """The derived columns: name -> meaning, with the formula."""
@@ -140,6 +142,7 @@ def derive(
     kernels = _in_order(ladders, t["kernel"])
     backends = ordered_backends(t["backend"])
     suites = t.groupby(CASE, sort=False)["suite"].agg(lambda s: " ".join(dict.fromkeys(s)))
+    t["over_plain"] = _over_plain(t)
     t = _chosen_last(_among(t))
     t = t.join(suites.rename("suites"), on=CASE)
     t["backend"] = pd.Categorical(t["backend"], backends, ordered=True)
@@ -216,7 +219,7 @@ def _among(t: pd.DataFrame) -> pd.DataFrame:
     others = others.drop_duplicates([*key, "run", "among"], keep="last")
     lower = others.sort_values("ratio_p50", kind="stable").drop_duplicates([*key, "run"])
     columns = ["ms_p20", "ms_p50", "ms_p80", "ratio_p20", "ratio_p50", "ratio_p80"]
-    columns += ["rounds", "timer", "among"]
+    columns += ["rounds", "timer", "among", "over_plain"]
     new = lower.set_index([*key, "run"])[columns].add_suffix("_new")
     joined = latest.join(new, on=[*key, "run"])
     found = joined["among_new"].notna() & joined["status"].eq("ok")
@@ -224,6 +227,16 @@ def _among(t: pd.DataFrame) -> pd.DataFrame:
     for column in columns:
         joined[column] = joined[column].mask(found, joined[f"{column}_new"])
     return joined.drop(columns=[f"{column}_new" for column in columns])
+
+
+def _over_plain(t: pd.DataFrame) -> pd.Series:
+    """``DERIVED["over_plain"]`` of each row, before any is left out: another run has another clock,
+    and may be of another kernel of that name."""
+    key = [*(name for name in CASE if name != "fused"), "backend", "kernel", "run", "among"]
+    timed = t["status"].eq("ok") & t["ms_p50"].gt(0)
+    plain = t[timed & t["fused"].eq("")].drop_duplicates(key, keep="last")
+    plain_ms = t.join(plain.set_index(key)["ms_p50"].rename("plain_ms"), on=key)["plain_ms"]
+    return (t["ms_p50"] / plain_ms - 1).where(timed & t["fused"].ne(""))
 
 
 def _chosen_last(t: pd.DataFrame) -> pd.DataFrame:
@@ -345,6 +358,8 @@ def why_empty(row: pd.Series, column: str, gpu: Gpu | None) -> str:
     }
     if column == "ratio_alone":
         return "not timed alone"
+    if column == "over_plain":
+        return "no plain product beside it" if row["fused"] else "nothing is fused"
     if column in ("error_ratio", "exact_errors"):
         return "not checked" if row["status"] == "ok" else str(row["status"])
     if column in timing | {"flop_per_clock_sm", "mj_per_tflop"}:

@@ -65,6 +65,7 @@ NO_RATE = {
     "cache",
     "among",
     "ratio_alone",
+    "over_plain",
     "tflops",
     "paired_tflops",
     "etops",
