@@ -102,12 +102,17 @@ def since_stored_in_rows(tree: str, problem: Problem, plan: Mapping[str, int]) -
 def since_chunks_in_ring(
     problem: Problem, plan: Mapping[str, int], us: float
 ) -> tuple[dict[str, int], float]:
-    """A raced plan with the stages that its tile has now, and what it takes with them: of fewer
-    steps along K than it had, what it took."""
+    """A raced plan with the stages that its tile has now, and what it takes with them.
+
+    That is what it took, of fewer steps along K than it had stages, and of a large tile, whose
+    chunks were in the ring before; and of 128 x 128, whose stages more were not timed.
+    """
+    tile = plan["BLOCK_M"], plan["BLOCK_N"]
     divided, float32 = plan["SPLITS"] > 1, problem.dtype_out == "float32"
-    stages = tiles.stages(plan["BLOCK_M"], plan["BLOCK_N"], divided, float32, problem.plain)
+    stages = tiles.stages(*tile, divided, float32, problem.plain)
     steps = -(-problem.K // (TILE_K * plan["SPLITS"]))
-    if plan["NUM_STAGES"] < min(stages, steps):
+    timed = tile != (128, 128) and not tiles.chunks_in_ring(*tile)
+    if timed and plan["NUM_STAGES"] < min(stages, steps):
         us *= MORE_STAGES_OF_PARTS if divided else MORE_STAGES
     return {**plan, "NUM_STAGES": stages}, us
 

@@ -73,10 +73,15 @@ SM and some do not."""
 
 FEWEST_STAGES, MOST_STAGES = 4, 12
 
-ENOUGH_STAGES = {(64, 128): 8, (128, 128): 6}
-"""Stages of a tile, as it is multiplied, that are enough where K is whole: with one more 128 x 128
-takes up to 1 % longer at four raced products, and 64 x 128 up to 1 % at five of six and 18 % at
-1024 x 1024 x 8192 (nt). Of other tiles, and where K is divided, one more gains 4 % in the mean
+ENOUGH_STAGES = {
+    (64, 128, False): 8,
+    (128, 128, False): 6,
+    (128, 128, True): 6,
+}
+"""Rows and columns of a tile as it is multiplied, and whether K is divided -> stages that are
+enough. With one more 128 x 128 took 1 % longer at three of four raced products, and with its K in
+parts it was not raced; 64 x 128 took up to 1 % longer at three of five, and 18 % at
+1024 x 1024 x 8192 (nt). Of other tiles, and where K is divided, one more gains 3 % in the mean
 (reports/nvidia-h200/trials/one_wave_stages.csv)."""
 
 
@@ -187,10 +192,11 @@ def resident(config: Mapping[str, int], problem: Any) -> int:
     rows, cols = _as_multiplied(block_m, block_n)
     warps = rows // 64 * 4 + 1
     registers = -(-(THREAD_REGISTERS + cols // 2) // 8) * 8  # of a thread: a warp has them by 256
-    chunks = _chunk_bytes(rows, cols, 2)  # of 16 bits, as the products are
+    chunks = _chunk_bytes(rows, cols, 4 if problem.dtype_out == "float32" else 2)
     ring = ceil_div(problem.K, TILE_K) * _stage_bytes(rows, cols)
-    whole_ring = stages(block_m, block_n, False, False, True) * _stage_bytes(rows, cols)
-    in_ring = chunks_in_ring(block_m, block_n) or chunks + whole_ring > ROOM
+    # Of other tiles too chunks may lie in the ring, so that there is room for more blocks than are
+    # counted: plans of so many were not raced.
+    in_ring = chunks_in_ring(block_m, block_n)
     # The driver keeps 1 KB of a block's, and barriers take another.
     shared = 2048 + (max(chunks, ring) if in_ring else chunks + ring)
     return min(SM_REGISTERS // (warps * 32 * registers), 1024 * (shared_kb((9, 0)) + 1) // shared)
@@ -282,7 +288,7 @@ def stages(block_m: int, block_n: int, divided: bool, float32: bool, plain: bool
     chunks = _chunk_bytes(rows, cols, 4 if divided or float32 else 2)
     if plain or divided or chunks_in_ring(block_m, block_n):
         chunks = 0  # beside the ring
-    most = MOST_STAGES if divided else ENOUGH_STAGES.get((rows, cols), MOST_STAGES)
+    most = ENOUGH_STAGES.get((rows, cols, divided), MOST_STAGES)
     return min(most, (ROOM - chunks) // _stage_bytes(rows, cols))
 
 
