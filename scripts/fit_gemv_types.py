@@ -17,7 +17,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -161,8 +161,15 @@ def halves(of: Sequence[Product]) -> tuple[list[Product], list[Product]]:
     return sides
 
 
-def held_out(of: Sequence[Product]) -> dict[str, list[float]]:
-    """What is lost with constants that are fitted to the other half of the products."""
+def lost_by_halves(
+    of: Sequence[Product],
+    now: Callable[[], list[float]],
+    put: Callable[[Sequence[float]], None],
+    fit: Callable[[Sequence[Product]], None],
+    lost: Callable[[Sequence[Product]], Mapping[str, Sequence[float]]],
+) -> dict[str, list[float]]:
+    """What is lost of each half of the products with constants that ``fit`` finds for the other, of
+    a rung whose constants ``now`` reads and ``put`` sets. They are as before afterwards."""
     shipped, found = now(), defaultdict(list)
     first, second = halves(of)
     for fitted, rest in ((first, second), (second, first)):
@@ -172,6 +179,11 @@ def held_out(of: Sequence[Product]) -> dict[str, list[float]]:
             found[compute] += each
     put(shipped)
     return found
+
+
+def held_out(of: Sequence[Product]) -> dict[str, list[float]]:
+    """What is lost with constants that are fitted to the other half of the products."""
+    return lost_by_halves(of, now, put, fit, lost)
 
 
 def told(name: str, of: Mapping[str, Sequence[float]]) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fit_gemv_types import SMS, TAIL, Product, problem_of, told
+from fit_gemv_types import SMS, TAIL, Product, lost_by_halves, problem_of, told
 from scipy.optimize import least_squares
 
 from tcgemm.choosing import fitting
@@ -132,17 +132,7 @@ def lost(of: Sequence[Product]) -> dict[str, list[float]]:
 
 def held_out(of: Sequence[Product]) -> dict[str, list[float]]:
     """What is lost with constants that are fitted to the other half of the products."""
-    shipped, found = now(), defaultdict(list)
-    sizes = list(dict.fromkeys((p.problem.M, p.problem.N, p.problem.K) for p in of))
-    for half in (0, 1):
-        at = [sizes.index((p.problem.M, p.problem.N, p.problem.K)) % 2 == half for p in of]
-        put(shipped)
-        fit([p for p, inside in zip(of, at, strict=True) if inside])
-        rest = [p for p, inside in zip(of, at, strict=True) if not inside]
-        for compute, each in lost(rest).items():
-            found[compute] += each
-    put(shipped)
-    return found
+    return lost_by_halves(of, now, put, fit, lost)
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ constexpr uint32_t CHUNK_BYTES = CHUNK_ROWS * 128;
 constexpr uint32_t CHUNKS_AT = NUM_STAGES * STAGE_BYTES;
 constexpr uint32_t SHARED_BYTES =  // 1024: alignment of panels
     CHUNKS_AT + CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES + 1024;
-static_assert(SHARED_BYTES <= 232448 - 64, "an SM gives a block 227 KB, barriers included");
+static_assert(SHARED_BYTES <= MOST_SHARED_BYTES - 64, "room for the barriers too");
 
 template <typename In, typename Out, Major A, Major B>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)

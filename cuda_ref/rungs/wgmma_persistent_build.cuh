@@ -45,7 +45,7 @@ constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
 constexpr int THREADS = 128 * CONSUMERS + (MOVES_REGISTERS ? 128 : 32);
 static_assert(BLOCK_M % (64 * WARPGROUPS_OF_A_TILE) == 0 && BLOCK_N % 16 == 0, "whole panels of A");
-static_assert(SHARED_BYTES <= 232448, "an SM gives a block 227 KB");
+static_assert(SHARED_BYTES <= MOST_SHARED_BYTES, "a block has room for all three");
 static_assert(MMAS * BLOCK_N <= 384, "a thread has room for 192 accumulators");
 
 constexpr bool SHARES_A = TCGEMM_SHARES_A;  // the blocks of a cluster; else B

@@ -36,7 +36,7 @@ static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 168 * (1 + 
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2, B_BYTES = BLOCK_N * BLOCK_K * 2;
 constexpr uint32_t STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr uint32_t SHARED_BYTES = NUM_STAGES * STAGE_BYTES + 1024;  // 1024: alignment of panels
-static_assert(SHARED_BYTES <= 232448 - 64, "an SM gives a block 227 KB, barriers included");
+static_assert(SHARED_BYTES <= MOST_SHARED_BYTES - 64, "room for the barriers too");
 
 template <typename In, typename Out, Major A, Major B>
 __global__ void __launch_bounds__(THREADS, 1)

@@ -46,9 +46,6 @@ struct OddRing {
 
 int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
   const Gemm gemm = with_rows_of_c(asked);
-  const Plan plan = plan_of(gemm);
-  if (plan.block_m != 0 && (plan.block_m != TCGEMM_BLOCK_M || plan.block_n != TCGEMM_BLOCK_N))
-    return cudaErrorNotSupported;
   const Operand along = operand(A_LONG ? gemm.a : gemm.b, gemm.batch, 4);
   if (along.inner_stride != 1) return cudaErrorNotSupported;
   return launch_product<OddRing>(gemm, stream);

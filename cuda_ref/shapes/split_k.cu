@@ -36,7 +36,7 @@ constexpr uint32_t ACCUMULATOR_BYTES = BLOCK_M * pitch_of(BLOCK_N) * 4;
 // What the others of a cluster send: each part of the rows is rounded up to whole rows.
 constexpr uint32_t PARTIAL_BYTES = (BLOCK_M + MOST_SPLITS) * pitch_of(BLOCK_N) * 4;
 constexpr uint32_t SHARED_BYTES = NUM_STAGES * STAGE_BYTES + 1024;  // 1024: alignment of panels
-static_assert(SHARED_BYTES <= 232448 - 512, "an SM gives a block 227 KB, barriers included");
+static_assert(SHARED_BYTES <= MOST_SHARED_BYTES - 512, "room for the barriers too");
 static_assert(ACCUMULATOR_BYTES + PARTIAL_BYTES <= NUM_STAGES * STAGE_BYTES,
               "they take the ring's place");
 

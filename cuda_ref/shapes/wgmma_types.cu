@@ -214,7 +214,7 @@ int launch_tiling(const Gemm& gemm, const Gemm& stored, const Extra& extra, cuda
   const PlainOutput plain = output_map_either_way(stored.c, stored.out, &c_map, stored.batch);
   const int k_tiles = static_cast<int>(steps_of_part(gemm, BLOCK_K / Mode::ITEM));
   return launch_clusters(wgmma_types<Mode, Out, T, Extra>, clusters, schedule.cluster,
-                         dim3(T::THREADS), SHARED_BYTES - BARRIER_BYTES, stream, a_map, b_map,
+                         dim3(T::THREADS), MOST_SHARED_BYTES - BARRIER_BYTES, stream, a_map, b_map,
                          c_map, plain, schedule, k_tiles, extra);
 }
 

@@ -7,6 +7,8 @@
 
 namespace tcgemm::sm90 {
 
+constexpr uint32_t MOST_SHARED_BYTES = 232448;  // that an SM gives a block, 227 KB
+
 // One operand tile, ROWS of M or N from `mn` by 64 along K from `k`, to `shared`; its
 // ROWS * 128 bytes are announced by the caller. BATCHED: of matrix `batch` of a map of three
 // dimensions.

@@ -210,9 +210,13 @@ int launch_of(const Gemm& gemm, cudaStream_t stream) {
   return cudaErrorNotSupported;
 }
 
-// By the operands' type.
+// By the operands' type. A plan that names another tile is of another build.
 template <template <typename, bool, bool> class RingOf>
 int launch_product(const Gemm& gemm, cudaStream_t stream) {
+  using Any = RingOf<float, false, false>;
+  const Plan plan = plan_of(gemm);
+  if (plan.block_m != 0 && (plan.block_m != Any::BLOCK_M || plan.block_n != Any::BLOCK_N))
+    return cudaErrorNotSupported;
   switch (gemm.compute) {
     case Compute::tf32: return launch_of<RingOf, Compute::tf32>(gemm, stream);
     case Compute::tf32x3: return launch_of<RingOf, Compute::tf32x3>(gemm, stream);

@@ -49,7 +49,6 @@ constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2;
 constexpr int B_ROWS = BLOCK_N == 48 ? 48 : (BLOCK_N + 63) / 64 * 64;
 constexpr uint32_t STAGE_BYTES = A_BYTES + B_ROWS * BLOCK_K * 2;
 constexpr uint32_t CHUNKS_AT = 1024;  // behind the barriers; then the ring, of the stages in use
-constexpr uint32_t SHARED_BYTES = 232448;  // that an SM gives a block, 227 KB
 // Steps along K that the blocks prefetch into the L2 while the kernel before still runs, each of them
 // once: all where there are no more than L2_PREFETCH (512 cubed 2.75 to 2.34 us), else
 // L2_PREFETCH_FIRST.
@@ -79,7 +78,7 @@ constexpr uint32_t ALL_CHUNKS = CONSUMERS * CHUNKS_BYTES<Out>;
 template <typename Out>
 constexpr bool CHUNKS_IN_RING =
     SWAPS || BLOCK_M * BLOCK_N > 128 * 128 ||
-    CHUNKS_AT + ALL_CHUNKS<Out> + NUM_STAGES * STAGE_BYTES > SHARED_BYTES;
+    CHUNKS_AT + ALL_CHUNKS<Out> + NUM_STAGES * STAGE_BYTES > MOST_SHARED_BYTES;
 // Whether threads store a plain C whose rows split sectors: 5 % faster of few steps, 2 % of more; of
 // blocks of one warpgroup no faster.
 constexpr bool IN_ROWS = CONSUMERS > 1 && !DIVIDES && !SWAPS;
@@ -93,8 +92,8 @@ static_assert(8 * (2 * NUM_STAGES + CONSUMERS * CHUNKS<float>) <= CHUNKS_AT, "ba
 // that keeps its split of L1 and shared memory starts sooner.
 template <typename Out>
 constexpr uint32_t shared_bytes(int steps) {
-  static_assert(RING_AT<Out> + NUM_STAGES * STAGE_BYTES <= SHARED_BYTES &&
-                    CHUNKS_AT + ALL_CHUNKS<Out> <= SHARED_BYTES, "a block has room for both");
+  static_assert(RING_AT<Out> + NUM_STAGES * STAGE_BYTES <= MOST_SHARED_BYTES &&
+                    CHUNKS_AT + ALL_CHUNKS<Out> <= MOST_SHARED_BYTES, "a block has room for both");
   const uint32_t ring = std::min(steps, NUM_STAGES) * STAGE_BYTES;
   return RING_AT<Out> + (CHUNKS_IN_RING<Out> ? std::max(ring, ALL_CHUNKS<Out>) : ring);
 }

@@ -9,8 +9,7 @@
 
 namespace tcgemm::sm90 {
 
-constexpr uint32_t ROW_BYTES = 128;        // along K, of a panel's rows
-constexpr uint32_t SHARED_BYTES = 232448;  // 227 KB, what an SM gives a block
+constexpr uint32_t ROW_BYTES = 128;  // along K, of a panel's rows
 constexpr uint32_t BARRIER_BYTES = 256;
 
 // One way to divide C and a block. HALVES: of 64 rows for each consumer. With PINGPONG a tile is
@@ -38,7 +37,7 @@ struct Tiling {
   static constexpr int CHUNK_BUFFERS = N == 192 ? 3 : 2;  // a divisor of the chunks of 64 rows
   static constexpr uint32_t CHUNKS_BYTES = CONSUMERS * CHUNK_BUFFERS * CHUNK_BYTES;
   static constexpr uint32_t NUM_STAGES =
-      std::min(8u, (SHARED_BYTES - BARRIER_BYTES - 1024 - CHUNKS_BYTES) / STAGE_BYTES);
+      std::min(8u, (MOST_SHARED_BYTES - BARRIER_BYTES - 1024 - CHUNKS_BYTES) / STAGE_BYTES);
   static constexpr uint32_t RING_BYTES = NUM_STAGES * STAGE_BYTES;
 };
 
