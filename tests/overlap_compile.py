@@ -36,7 +36,8 @@ def main() -> None:
     call = SimpleNamespace(
         early=False, done=words(2), rank=0, world=world, chunk=chunk, flags=words(64),
         epoch=words(1), last=words(1), trouble=words(4), limit=1000, debug=False, spare=0,
-        data=table, words=table, flags_at=32, most=MOST_TILES,
+        data=table, words=table, flags_at=32, most=MOST_TILES, begins=False, done_at=-32,
+        count=words(1),
     )  # fmt: skip
     call.staging = call.stored = None
     carried = SimpleNamespace(**vars(call) | {

@@ -242,10 +242,10 @@ def check_kernels_that_wait(rank, way):
     x, asked = torch.ones(8, 8, dtype=torch.float16), {"backend": "triton", "way": way}
     threads, begin = [], protocol.Rank.begin
 
-    def begin_in_turn(self, size):
+    def begin_in_turn(self, size, hears):
         if threading.current_thread() in threads[1:]:
             time.sleep(0.2)
-        return begin(self, size)
+        return begin(self, size, hears)
 
     for op, total in (
         (tcgemm.dist.all_gather_matmul, 1024),

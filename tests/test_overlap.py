@@ -26,7 +26,7 @@ from tcgemm.accuracy import error_ratio
 from tcgemm.dist import overlap
 from tcgemm.dist.options import REDUCE_SCATTER, Options
 from tcgemm.dist.overlap import plan as planning
-from tcgemm.dist.overlap import times
+from tcgemm.dist.overlap import protocol, times, transports
 from tcgemm.dist.overlap.memory import SLOTS, copy_here
 from tcgemm.dist.overlap.protocol import Rank
 from tcgemm.dist.overlap.transports import GpuTransport
@@ -60,6 +60,10 @@ class Here:
     def copy(self, to, source, begin=0):
         self._late()
         copy_here(to, source, begin)
+
+    def flag(self, to, value, last):
+        self._late()
+        to.fill_(value)
 
     def beside(self):
         return nullcontext()
@@ -145,6 +149,7 @@ class Model:
     """Kernels as plain Python: they look at the same flags and memory as the real ones."""
 
     looks_per_s = 2000
+    AWAITS = False
 
     def __init__(self, ranks, draw, skip=""):
         self.ranks, self.draw, self.skip = ranks, draw, skip
@@ -170,6 +175,10 @@ class Model:
         call.last.copy_(call.epoch)
 
     def gather(self, own, gathered, b, out, bias, epilogue, call, plan):
+        if call.begins:
+            tell_done(self.ranks, call)
+            call.epoch.add_(1)
+            call.last.copy_(call.epoch)
         M, now = out.shape[0], int(call.epoch)
         for step in range(call.world):
             source = (call.rank - step) % call.world
@@ -193,10 +202,11 @@ def in_threads(work, world):
         assert not thread.is_alive()
 
 
-def run_model(world, calls, skip, seed, replayed):
+def run_model(world, calls, skip, seed, replayed, M=None):
     """As many calls by ranks of one thread each; how many results were wrong or did not come.
 
-    ``replayed``: all calls take one slot, as a graph of one call does that is replayed.
+    ``replayed``: all calls take one slot, as a graph of one call does that is replayed, and no host
+    counts them.
     """
     draw, pool, results = random.Random(seed), {}, []
 
@@ -205,14 +215,16 @@ def run_model(world, calls, skip, seed, replayed):
             time.sleep(draw.random() * 0.003)
 
     ranks = [Rank(Here(r, world, pool, late), timeout_s=0.2 if skip else 10) for r in range(world)]
-    M, K = 13 * world - 2, 4
+    M, K = 13 * world - 2 if M is None else M, 4
     tile = planning.Tile(4, 4, 4, 1, 1, 1, 1.0)
-    plan = planning.in_parts(tile, 13, 3)
+    plan = planning.in_parts(tile, -(-M // world), 3)
     b = torch.eye(K, dtype=torch.float64)
 
     def work(r):
         kernels = Model(ranks, random.Random(seed + r), skip)
         for call in range(calls):
+            if replayed:
+                ranks[r]._number = None
             first, behind = rows_of(M, world, r)
             a = torch.full((behind - first, K), 100.0 * call + r, dtype=torch.float64)
             out = torch.full((M, K), float("nan"), dtype=torch.float64)
@@ -221,7 +233,7 @@ def run_model(world, calls, skip, seed, replayed):
             if replayed:
                 ranks[r].memory._calls = 0
             a.fill_(-1)  # the call has ended: its operand is the caller's again
-            owners = torch.arange(M) // 13
+            owners = torch.arange(M) // plan.chunk
             right = torch.equal(out, (100.0 * call + owners)[:, None].expand(M, K).double())
             results.append(right)
 
@@ -232,6 +244,17 @@ def run_model(world, calls, skip, seed, replayed):
 @pytest.mark.parametrize("replayed", [False, True])
 def test_no_rank_overwrites_what_a_slower_one_still_reads(replayed):
     assert run_model(3, 12, "", 1, replayed) == 0
+
+
+def test_where_a_rank_has_no_rows_no_call_goes_ahead():
+    """Nobody waits for it, so it may still read its slot of the call before last."""
+    assert run_model(3, 40, "", 2, False, M=2) == 0
+
+
+def test_calls_that_go_ahead_of_one_that_waits_for_nobody_are_wrong(monkeypatch):
+    """So the delays do find a slot that was taken for free, and was not."""
+    monkeypatch.setattr(protocol, "all_have_rows", lambda M, world, plan: True)
+    assert any(run_model(3, 40, "", seed, False, M=2) for seed in range(5))
 
 
 @pytest.mark.parametrize("skip", ["enter", "wait"])
@@ -280,12 +303,15 @@ def gather_in_turns(ranks, a, b, plan, asked, poison=False):
     ],
 )
 def test_the_gather_kernel_multiplies_rows_as_they_arrive(world, M, dtype):
-    """M is no multiple of ranks or tiles; as many calls as take a slot a second time."""
+    """M is no multiple of ranks or tiles; as many calls as take a slot a second time, each way."""
     N, K = 24, 48
     ranks, plan = ranks_in_turns(world), planning.gather_plan(M, N, K, world, planning.INTERPRETED)
     assert plan.parts == min(2, -(-plan.chunk // 32))
     generator = torch.Generator().manual_seed(M)
-    for call in range(2 * SLOTS + 2):
+    for call in range(3 * SLOTS + 2):
+        if call == SLOTS + 1:
+            for rank in ranks:
+                rank._number = None  # as behind a capture: the other calls begin by ``enter``
         a = torch.randn(M, K, generator=generator).to(dtype)
         b = torch.randn(N, K, generator=generator).to(dtype).T
         b = b.contiguous() if call == 1 else b
@@ -309,6 +335,28 @@ def test_the_gather_kernel_says_whose_rows_did_not_come():
         ranks[0].gather(triton_kernels(), a, b, out, plan, options(rows=M))
     with pytest.raises(PeerError, match="an earlier call failed"):
         ranks[0].gather(triton_kernels(), a, b, out, plan, options(rows=M))
+
+
+def test_a_call_goes_ahead_only_where_the_host_knows_its_number(monkeypatch):
+    rank = ranks_in_turns(2)[0]
+
+    def number():
+        found = rank.begin(64, hears=True)[1]
+        rank.end(False, "rows")
+        return found
+
+    assert [number(), number()] == [1, 2]
+    rank.begin(64, hears=False)
+    rank.end(False, "rows")
+    assert [number(), number()] == [None, 5]  # the slot's last use was before a call of one's own
+    rank.begin(64, hears=True)  # and fails
+    assert [number(), number()] == [None, None]
+    rank = ranks_in_turns(2)[0]
+    assert number() == 1
+    monkeypatch.setattr(rank.transport, "capturing", lambda: True)
+    assert number() is None
+    monkeypatch.setattr(rank.transport, "capturing", lambda: False)
+    assert number() is None  # of how often the graph is replayed nothing is known here
 
 
 def partial_sums(world, M, N, K, dtype, seed=0):
@@ -550,14 +598,30 @@ def test_a_product_that_fails_leaves_no_copy_on_its_way(op, monkeypatch):
     assert joined
 
 
-@pytest.mark.parametrize(("callers", "copies"), [(0, -3), (-1, -3), (-3, -2)])
-def test_copies_have_another_priority_than_the_callers_stream(callers, copies, monkeypatch):
+@pytest.mark.parametrize(
+    ("callers", "copies", "flags"), [(0, -3, -2), (-1, -3, -2), (-2, -3, -1), (-3, -2, -1)]
+)
+def test_copies_and_flags_have_priorities_of_their_own(callers, copies, flags, monkeypatch):
     class Stream:
+        cuda_stream = 0
+
         def __init__(self, device, priority=0):
             self.priority, self.waited = priority, []
 
         def wait_stream(self, other):
             self.waited.append(other)
+
+        def wait_event(self, event):
+            self.waited.append(event)
+
+    class Event:
+        def record(self, stream):
+            self.behind = stream
+
+    written = []
+    driver = SimpleNamespace(cuStreamWriteValue32_v2=lambda *asked: written.append(asked) or 0)
+    monkeypatch.setattr(transports, "_driver", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda group: 0)
@@ -570,6 +634,21 @@ def test_copies_have_another_priority_than_the_callers_stream(callers, copies, m
     assert transport._stream.waited == [here]
     transport.join()
     assert here.waited == [transport._stream]
+    # A flag is behind the copy that is ahead of it, and holds up none behind it.
+    word = torch.zeros(1, dtype=torch.int32)
+    transport.flag(word, -1, False)
+    (copied,) = transport._flags.waited
+    assert (transport._flags.priority, copied.behind) == (flags, transport._stream)
+    assert written == [(0, word.data_ptr(), 0xFFFFFFFF, 0)]
+    here.waited.clear()
+    transport.join()
+    assert here.waited == [transport._stream, transport._flags]
+    # Behind the last copy it holds up none, and is there sooner in the copies' own stream.
+    transport.fork()
+    transport.flag(word, 5, True)
+    transport.join()
+    assert here.waited[2:] == [transport._stream]
+    assert transport._flags.waited == [copied]
 
 
 def test_where_streams_may_share_a_queue_nothing_is_carried(monkeypatch):
@@ -708,6 +787,8 @@ def test_what_the_compiler_makes_of_the_kernels():
         for made, scope in ((scatter, "sys"), (carried, "gpu")):
             released = re.finditer(rf"(atom|red)\.global\.{scope}\.release", made["ptx"])
             places = [m.start() for m in released]
+            if made is scatter:  # the first tells the peers of earlier calls, with nothing stored
+                assert "st.global" not in made["ptx"][: places.pop(0)]
             assert len(places) == 2
             for at in places:
                 before = made["ptx"][:at]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -60,10 +61,12 @@ def gathered(launches, rank, a, b, out, **asked):
     rank.gather(launches.run, a, b, out, plan, Options("triton", rows=16, **asked))
 
 
-def test_launches_of_a_gather_are_recorded_once_for_each_kind_and_slot(launches):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_launches_of_a_gather_are_recorded_once_for_each_kind_and_slot(launches, ahead):
     rank = ranks_in_turns(2)[0]
     a, b, out = torch.ones(8, 16).half(), torch.ones(16, 8).half(), torch.empty(16, 8).half()
-    both = ["enter", "kernel"]
+    both = ["kernel"] if ahead else ["enter", "kernel"]
+    rank._number = 0 if ahead else None
     for _ in range(2):  # two slots
         gathered(launches, rank, a, b, out)
     assert launches.taken() == (both * 2, [])
@@ -74,12 +77,12 @@ def test_launches_of_a_gather_are_recorded_once_for_each_kind_and_slot(launches)
     for _ in range(2):
         gathered(launches, rank, a, b, other)
     assert {(name, stream) for name, stream, _ in launches.again} == {(n, 7) for n in both}
-    assert launches.again[1][2][:4] == (a.data_ptr(), b.data_ptr(), other.data_ptr(), 0)
+    assert launches.again[len(both) - 1][2][:4] == (a.data_ptr(), b.data_ptr(), other.data_ptr(), 0)
     launches.taken()
     for lies in (a.clone(), torch.ones(33 * 8).half()[:128].view(8, 16)):
         for _ in range(4):  # descriptors hold the address of A
             gathered(launches, rank, lies, b, out)
-        assert launches.taken() == (["kernel"] * 2, ["enter"] * 2 + both * 2)
+        assert launches.taken() == (["kernel"] * 2, both[:-1] * 2 + both * 2)
     with_bias = {"bias": torch.ones(8).half(), "epilogue": "relu"}
     for _ in range(2):
         gathered(launches, rank, a, b, out, **with_bias)
@@ -103,7 +106,8 @@ def test_recordings_tell_all_addresses_that_kernels_take(launches):
     a, b, out = torch.ones(16, 16).half(), torch.ones(16, 8).half(), torch.empty(8, 8).half()
     carried = planning.in_parts(planning.INTERPRETED[0], 8, 1, carried=True)
     stored = replace(carried, carried=False, early=True)
-    for plan in (carried, stored):
+    for plan, number in product((carried, stored), (None, 0)):
+        rank._number = number
         rank.scatter(launches.run, a, b, out, plan, Options("triton", rows=16))
         (call,) = (each for each in rank.kinds.values() if isinstance(each, KernelCall))
         rank.kinds.clear()
@@ -116,6 +120,7 @@ def test_recordings_tell_all_addresses_that_kernels_take(launches):
 
 def test_what_starts_early_is_known_to_stand_behind_what_lets_it(launches):
     rank = ranks_in_turns(2)[0]
+    rank._number = None
     a, b, out = torch.ones(16, 16).half(), torch.ones(16, 8).half(), torch.empty(8, 8).half()
     for early in (False, True):
         plan = replace(planning.in_parts(planning.INTERPRETED[0], 8, 1), early=early)
@@ -133,7 +138,7 @@ def test_a_call_with_tensors_of_its_own_is_not_kept(launches):
     out = torch.empty(16, 8).bfloat16()
     for _ in range(4):
         gathered(launches, rank, a, b, out, scale_a=torch.ones(()))
-    assert launches.taken() == (["enter", "kernel"] * 4, [])
+    assert launches.taken() == (["kernel"] * 4, [])
     assert not rank.kinds
 
 
@@ -147,7 +152,8 @@ def test_kept_launches_are_only_so_many(launches, monkeypatch):
     assert all(len(call.kept) <= 4 for call in rank.kinds.values())
 
 
-def test_kernels_in_cuda_are_bound_once_for_each_kind_and_slot(monkeypatch):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_kernels_in_cuda_are_bound_once_for_each_kind_and_slot(monkeypatch, ahead):
     run = import_module("tcgemm.cuda_ref.overlap.run")
     made, again = [], []
 
@@ -160,12 +166,13 @@ def test_kernels_in_cuda_are_bound_once_for_each_kind_and_slot(monkeypatch):
     a, b, bias = torch.ones(8, 16).half(), torch.ones(16, 8).half(), torch.ones(8).half()
     outs = [torch.empty(16, 8).half() for _ in range(4)]
     plan = planning.in_parts(planning.SIMULATED[0], 8, 1)
+    rank._number = 0 if ahead else None
     for out in outs:
         rank.gather(run, a, b, out, plan, Options("cuda", rows=16, bias=bias))
-    steps = [run.ENTER, run.GATHER]
+    steps = [run.GATHER] if ahead else [run.ENTER, run.GATHER]
     assert made == steps * 2
     assert [step for step, _ in again] == steps * 2
-    assert all(x is y for x, y in zip(again[1][1], (a, b, outs[2], bias), strict=True))
+    assert all(x is y for x, y in zip(again[len(steps) - 1][1], (a, b, outs[2], bias), strict=True))
 
 
 def test_a_kept_call_of_gpus_is_one_of_the_shape_alone():

@@ -27,6 +27,9 @@ STAMPED = "-DTCGEMM_STAMPS=1"
 looks_per_s = 1_000_000
 """How often a kernel looks at a flag, roughly."""
 
+AWAITS = True
+"""A product that begins a call waits until the slot is free."""
+
 ENTER, GATHER, SCATTER = range(3)
 
 
@@ -36,10 +39,11 @@ class Peers(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in (
             "step", "rank", "world", "chunk", "part_tiles", "most", "flags_at", "limit", "debug",
-            "spare_sms", "turn", "lag", "done_at", "cluster",
+            "spare_sms", "turn", "lag", "done_at", "cluster", "begins",
         )),
         *((name, ctypes.c_void_p) for name in (
-            "flags", "done", "epoch", "last", "trouble", "slot", "words", "slots", "stamps",
+            "flags", "done", "epoch", "last", "count", "trouble", "slot", "words", "slots",
+            "stamps",
         )),
     )  # fmt: skip
 
@@ -60,10 +64,12 @@ def _peers(step: int, call: Any, slot: torch.Tensor | None = None, plan: Any = N
         lag=0 if plan is None else plan.lag,
         done_at=call.done_at,
         cluster=1 if plan is None else plan.tile.CLUSTER,
+        begins=int(call.begins),
         flags=call.flags.data_ptr(),
         done=call.done.data_ptr(),
         epoch=call.epoch.data_ptr(),
         last=call.last.data_ptr(),
+        count=call.count.data_ptr(),
         trouble=call.trouble.data_ptr(),
         slot=None if slot is None else slot.data_ptr(),
         words=call.words.data_ptr(),

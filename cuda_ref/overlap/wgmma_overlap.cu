@@ -16,24 +16,16 @@
 // warpgroup  as in wgmma_persistent.cu
 #include "sm90/overlap_launch.cuh"
 #include "sm90/owners.cuh"
-#include "wgmma_persistent_build.cuh"
+#include "wgmma_overlap_build.cuh"
 
 namespace {
 
 using namespace tcgemm;
 using namespace tcgemm::sm90;
 
-constexpr int64_t PART_BYTES = MMAS * 64 * BLOCK_N * 2;  // of a tile in a slot: a warpgroup's
-
-// A tile of 64 rows is so soon multiplied that its B comes by one box. It has no pairs.
-constexpr bool HAS_PAIRS = BLOCK_M > 64;
-constexpr int B_WIDTH = HAS_PAIRS ? BLOCK_N / 2 : BLOCK_N;  // of a box
-
-thread_local Peers peers_of_call;  // of the next tcgemm_launch
-
 // C of this rank: all rows to gather, its own to scatter.
 template <typename In, typename Out, Major B, typename Extra, bool SCATTERS>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(OVERLAP_THREADS, 1)
     wgmma_overlap(const __grid_constant__ CUtensorMap own_map,
                   const __grid_constant__ CUtensorMap a_map,
                   const __grid_constant__ CUtensorMap b_map,
@@ -46,7 +38,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   const uint32_t ring = shared_address(shared);
   const uint32_t full = ring + BARRIERS_AT, empty = full + 8 * NUM_STAGES;
   const uint32_t pingpong = empty + 8 * NUM_STAGES;
-  const uint32_t arrivals = pingpong + 8 * 2;
+  const uint32_t arrivals = pingpong + 8 * 2, begun = ring + BEGUN_AT;
   const int cluster = peers.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
   const int begin = blockIdx.x / cluster, step = gridDim.x / cluster;
 
@@ -57,12 +49,14 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     for (int consumer = 0; consumer < 2; ++consumer) mbarrier_init(pingpong + 8 * consumer, 4);
     for (int i = 0; i < CONSUMERS * CHUNK_BUFFERS; ++i) mbarrier_init(arrivals + 8 * i, 1);
+    mbarrier_init(begun, 1);
     fence_mbarrier_init();
   }
   __syncthreads();
   sync_cluster(cluster);
   griddepcontrol_wait();
-  const int32_t now = *peers.epoch;
+  const int32_t now = *peers.epoch + peers.begins;
+  if (peers.begins) __syncthreads();  // all have read it
 
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
   uint32_t stage = 0, phase = 0;
@@ -95,6 +89,11 @@ __global__ void __launch_bounds__(THREADS, 1)
           if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
         }
       }
+    }
+    if (warp == 1) {
+      const int lane = threadIdx.x % 32;
+      if (peers.begins) begin_call(peers, now, lane);
+      if (lane == 0) mbarrier_arrive(begun);
     }
     __syncwarp();
   } else {
@@ -164,6 +163,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (stores) stamp<SCATTERS>(spot, peers, Stamp::stored);
       } else if (spot.owner != peers.rank) {
         if (stores) {
+          if (sent.flag == nullptr) {  // as before the first one
+            mbarrier_try_wait_parity(begun, 0);
+            fence_proxy_async_global();
+          }
           sent.tell(peers, now);
           cp_async_bulk_wait_group_read<0>();  // of an own tile
         }
@@ -216,7 +219,7 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
     using In = decltype(in);
     using Out = decltype(out);
     const auto start = [&](auto kernel) {
-      return launch_clusters(kernel, clusters, peers.cluster, dim3(THREADS), SHARED_BYTES, stream,
+      return launch_clusters(kernel, clusters, peers.cluster, dim3(OVERLAP_THREADS), OVERLAP_BYTES, stream,
                              maps.own, maps.a, maps.b, maps.c, plain_output(gemm.c, gemm.out),
                              maps.by_tma, N, order, static_cast<int>(tiles), k_tiles, peers, extra);
     };
@@ -234,11 +237,6 @@ int launch_product(const Gemm& gemm, const Peers& peers, cudaStream_t stream) {
 }
 
 }  // namespace
-
-// What the next tcgemm_launch of this thread is told besides its operands.
-extern "C" __attribute__((visibility("default"))) void tcgemm_peers(const Peers* peers) {
-  peers_of_call = *peers;
-}
 
 int tcgemm_launch(const tcgemm::Gemm& gemm, cudaStream_t stream) {
   const Peers peers = peers_of_call;

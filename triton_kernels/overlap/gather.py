@@ -25,7 +25,8 @@ from ..device.dot import narrow
 from ..device.epilogue import finish
 from ..host.descriptors import describe
 from ..host.runtime import tl, triton
-from .signals import fence_async, stamp, wait
+from .signals import begin as begin_call
+from .signals import count_call, fence_async, stamp, wait
 from .tile import STAMPS_AT, halves, multiply, place, rows_of, shared
 
 
@@ -69,7 +70,9 @@ def store(
 
 
 @triton.jit(
-    do_not_specialize=["M", "K", "chunk", "rank", "part_tiles", "epoch", "limit", "reports"]
+    do_not_specialize=[
+        *("M", "K", "chunk", "rank", "part_tiles", "begins", "done_at", "limit", "reports"),
+    ]
 )
 def kernel(
     own,
@@ -86,10 +89,16 @@ def kernel(
     bias,
     flags,
     epoch,
+    begins,
+    words,
+    done_at,
+    last,
+    count,
     trouble,
     limit,
     reports,
     WORLD: tl.constexpr,
+    LANES: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -108,6 +117,7 @@ def kernel(
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
     program, step = tl.program_id(0), tl.num_programs(0)
+    now = begin_call(begins, words, done_at, epoch, rank, stamps, WORLD, LANES, INTERPRETED)
 
     rows = rows_of(M, chunk, rank)
     first = (rank * chunk).to(tl.int64)
@@ -126,7 +136,6 @@ def kernel(
             )  # fmt: skip
             stamp(stamps, at + 2, INTERPRETED)
 
-    now = tl.load(epoch)
     here = -1  # the last part that was waited for
     begin = program + tl.cdiv(tl.maximum(each - program, 0), step) * step
     for tile in range(begin, each * WORLD, step):
@@ -154,6 +163,8 @@ def kernel(
                 ROW_SCALES_A, ROW_SCALES_B, ACTIVATION, EMULATED, INTERPRETED,
             )  # fmt: skip
             stamp(stamps, at + 2, INTERPRETED)
+    if begins != 0:
+        count_call(count, step, epoch, last, now)
 
 
 def arguments(
@@ -176,7 +187,8 @@ def arguments(
         gathered: [WORLD * chunk, K], contiguous: where peers' rows arrive.
         b: [K, N]; c: [M, N], contiguous rows; bias: [N], contiguous, or None.
         call: with rank, world, chunk, flags (int32, PARTS for each rank), epoch (int32), trouble
-            (int32[4]), limit, debug and spare (SMs that stay free).
+            (int32[4]), limit, debug and spare (SMs that stay free); and what signals.begin and
+            signals.count_call take.
         config: of a tile: BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, NUM_STAGES and NUM_WARPS.
     """
     (M, N), K = c.shape, b.shape[0]
@@ -185,5 +197,6 @@ def arguments(
     there = describe(gathered, block, False)
     here = describe(own, block, False) if own.shape[0] else there
     numbers = (M, N, K, call.chunk, call.rank, part_tiles, c.stride(0))
-    args = (here, there, b_read, c, *numbers, bias, call.flags, call.epoch, *waits)
+    begins = (int(call.begins), call.words, call.done_at, call.last, call.count)
+    args = (here, there, b_read, c, *numbers, bias, call.flags, call.epoch, *begins, *waits)
     return grid, args, {**constants, "PARTS": PARTS}

@@ -28,6 +28,7 @@ from ..device.epilogue import finish
 from ..host.runtime import tl, triton
 from .signals import (
     await_kernel_before,
+    count_call,
     fence_async,
     give_up,
     let_next_start,
@@ -81,21 +82,6 @@ def slot_of(addresses, peers, peer, dtype: tl.constexpr):
     return tl.multiple_of(at.to(tl.pointer_type(dtype)), 16)  # bytes; it begins at 1024
 
 
-@triton.jit
-def count_call(count, blocks, epoch, last, now):
-    """By every block when it has read how many calls there were: the last one counts this call, and
-    that it used the slot. It orders nothing else.
-
-    Args:
-        count: int32, of this rank alone, 0 between calls: blocks that were here.
-        now: the call's number.
-    """
-    if tl.atomic_add(count, 1, sem="relaxed", scope="gpu") == blocks - 1:
-        tl.store(count, 0)
-        tl.store(last, now)
-        tl.store(epoch, now)
-
-
 @triton.jit(do_not_specialize=["rows", *OF_A_CALL])
 def push(
     own,
@@ -125,7 +111,7 @@ def push(
     """This rank's rows, and their scales, into every rank's slot; ends when all peers' are here.
 
     Args:
-        epoch, last, done, done_at: see signals.enter. count: see ``count_call``.
+        epoch, last, done, done_at: see signals.enter. count: see signals.count_call.
         own: int32, contiguous: ``rows`` rows of ``units`` times 16 bytes.
         scales: float32, one for each row, or None: they lie behind all ranks' rows.
         LANES: a power of two, WORLD or more. BLOCK: words of a slice.
@@ -205,7 +191,7 @@ def reduce(
     """Each owner's rows of the partial sums into its slot, and the sum of all ranks' own rows.
 
     Args:
-        epoch, last, done, done_at: see signals.enter. count: see ``count_call``.
+        epoch, last, done, done_at: see signals.enter. count: see signals.count_call.
         partial: [M, N] of C's dtype, contiguous, N being ``units`` times EACH, which are 16 bytes.
         c: [rows of this rank, N], contiguous; bias: [N] or None.
         BLOCK: elements of a slice.

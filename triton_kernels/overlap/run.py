@@ -19,10 +19,14 @@ from ..host.runtime import INTERPRETED, check, one_at_a_time, starts_early
 from . import gather as gathering
 from . import scatter as scattering
 from . import signals
+from .tile import ranks
 
 looks_per_s = 20_000 if INTERPRETED else 1_000_000
 """How often a kernel looks at a flag, roughly; on a GPU a round trip to the L2."""
 
+
+AWAITS = False
+"""A product begins a call only where the slot is known to be free."""
 
 LOOKS_OF_A_TURN = 2_000
 """Looks at a flag after which a launch of the interpreter lets other threads' launches go first."""
@@ -38,7 +42,7 @@ def start(call: Any, launch: Callable[[Any], None]) -> None:
     if not INTERPRETED:
         launch(call)
         return
-    counts = call.epoch, call.last, call.stamps
+    counts = call.epoch, call.last, call.count, call.stamps
     kept = [(x, x.clone()) for x in counts if x is not None]
     left = 0 if call.trouble[0] else call.limit
     while True:
@@ -136,11 +140,6 @@ def await_stored(call: Any, owner: int, part: int, count: int) -> None:
 def _early(call: Any) -> bool:
     """Whether kernels of the call start while the ones before them run."""
     return call.early and not INTERPRETED
-
-
-def ranks(call: Any) -> dict[str, Any]:
-    """The number of ranks, and of lanes of which each looks at one."""
-    return {"WORLD": call.world, "LANES": 1 << (call.world - 1).bit_length()}
 
 
 def gather(

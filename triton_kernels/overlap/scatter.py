@@ -26,7 +26,8 @@ from ..device.epilogue import finish
 from ..device.ordering import grouped
 from ..host.descriptors import describe
 from ..host.runtime import tl, triton
-from .signals import await_kernel_before, stamp, wait, words_at
+from .signals import await_kernel_before, count_call, stamp, wait, words_at
+from .signals import begin as begin_call
 from .tile import STAMPS_AT, halves, multiply, place, rows_of, scaled, shared
 
 
@@ -127,7 +128,8 @@ def release(pending, now, COUNTS: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        *("M", "K", "chunk", "rank", "most", "flags_at", "limit", "reports", "part_tiles"),
+        *("M", "K", "chunk", "rank", "most", "flags_at", "begins", "done_at", "limit", "reports"),
+        "part_tiles",
     ]
 )
 def kernel(
@@ -148,10 +150,15 @@ def kernel(
     words,
     flags,
     epoch,
+    begins,
+    done_at,
+    counted,
+    count,
     trouble,
     limit,
     reports,
     WORLD: tl.constexpr,
+    LANES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -176,7 +183,10 @@ def kernel(
     tiles_m, tiles_n = tl.cdiv(chunk, BLOCK_M), tl.cdiv(N, BLOCK_N)
     each = tiles_m * tiles_n  # tiles of a rank
     program, step = tl.program_id(0), tl.num_programs(0)
-    now = tl.full((), 0, tl.int32) if PDL else tl.load(epoch)  # 0: ``enter`` may still run
+    if PDL:
+        now = tl.full((), 0, tl.int32)  # ``enter`` may still run
+    else:
+        now = begin_call(begins, words, done_at, epoch, rank, stamps, WORLD, LANES, INTERPRETED)
     size = chunk.to(tl.int64) * N  # elements of a rank's part of a slot
     last = each * (WORLD - 1)  # tiles of others
 
@@ -281,6 +291,8 @@ def kernel(
                         rank, WORLD, ROW_SCALES_A, ROW_SCALES_B, ACTIVATION, EMULATED, INTERPRETED,
                     )  # fmt: skip
             stamp(stamps, at + 2, INTERPRETED)
+    if begins != 0:
+        count_call(count, step, epoch, counted, now)
 
 
 def arguments(
@@ -305,8 +317,9 @@ def arguments(
         bias: [N], contiguous, or None.
         call: with rank, world, chunk, data and words (int64[world]: addresses of every rank's
             ``slots`` and words), flags_at (where in the words flags begin), flags (they, here),
-            most (flags for each rank), epoch, trouble, limit, debug and spare. Where copy engines
-            carry partial sums, ``staging`` and ``stored`` besides, and flags are of parts.
+            most (flags for each rank), epoch, trouble, limit, debug and spare; and what
+            signals.begin and signals.count_call take. Where copy engines carry partial sums,
+            ``staging`` and ``stored`` besides, and flags are of parts.
         part_tiles: rows of tiles in a part, then.
         WIDE: whether stores to owners are of 16 bytes.
         TILES: "all", or those of "others" or "own" alone.
@@ -316,7 +329,10 @@ def arguments(
     grid, b_read, waits, constants = shared(b, epilogue, call, **config)
     a_read = describe(a, (config["BLOCK_M"], config["BLOCK_K"]), False)
     numbers = (M, N, K, call.chunk, call.rank, call.most, call.flags_at, c.stride(0))
+    # Of two launches the first begins the call.
+    begins = int(call.begins and TILES != "own")
     flags = (call.data, call.words, call.flags, call.epoch)
+    flags += (begins, call.done_at, call.last, call.count)
     constants |= {"part_tiles": part_tiles, "TILES": TILES, "WIDE": WIDE}
     constants |= {"staging": call.staging, "stored": call.stored}
     return grid, (a_read, b_read, c, slots, *numbers, bias, *flags, *waits), constants

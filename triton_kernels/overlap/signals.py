@@ -152,6 +152,38 @@ def tell_done(to, others, done_at, rank, calls):
     tl.atomic_xchg(to + done_at + rank, calls, mask=others, sem="release", scope="sys")
 
 
+@triton.jit
+def count_call(count, blocks, epoch, last, now):
+    """By every block when it has read how many calls there were: the last one counts this call, and
+    that it used the slot. It orders nothing else.
+
+    Args:
+        count: int32, of this rank alone, 0 between calls: blocks that were here.
+        now: the call's number.
+    """
+    if tl.atomic_add(count, 1, sem="relaxed", scope="gpu") == blocks - 1:
+        tl.store(count, 0)
+        tl.store(last, now)
+        tl.store(epoch, now)
+
+
+@triton.jit
+def begin(
+    begins, words, done_at, epoch, rank, stamps, WORLD: tl.constexpr, LANES: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """The number of the call that this program's kernel belongs to. With ``begins`` 1 the kernel
+    begins it, of which the slot is free for certain, and ends with ``count_call``; else ``enter``
+    did."""
+    if (begins != 0) & (tl.program_id(0) == 0):
+        stamp(stamps, 0, INTERPRETED)
+        peers = tl.arange(0, LANES)
+        others = (peers < WORLD) & (peers != rank)
+        tell_done(words_of(words, peers, WORLD), others, done_at, rank, tl.load(epoch))
+        stamp(stamps, 1, INTERPRETED)
+    return tl.load(epoch) + begins
+
+
 @triton.jit(do_not_specialize=["done_at", "rank", "limit", "reports"])
 def enter(
     epoch, last, done, words, done_at, trouble, rank, limit, reports, WORLD: tl.constexpr,

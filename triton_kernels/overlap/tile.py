@@ -93,6 +93,11 @@ def halves(x):
     return tl.split(tl.permute(parts, (0, 2, 1)))
 
 
+def ranks(call: Any) -> dict[str, Any]:
+    """The number of ranks, and of lanes of which each looks at one."""
+    return {"WORLD": call.world, "LANES": 1 << (call.world - 1).bit_length()}
+
+
 def shared(
     b: torch.Tensor,
     epilogue: str,
@@ -114,7 +119,7 @@ def shared(
     transposed = stored(b) == "t"
     tiles = cdiv(call.chunk, BLOCK_M) * cdiv(b.shape[1], BLOCK_N) * call.world
     constants = {
-        "WORLD": call.world,
+        **ranks(call),
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,

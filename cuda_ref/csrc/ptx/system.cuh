@@ -35,6 +35,14 @@ __device__ __forceinline__ void st_release_sys(int32_t* to, int32_t value) {
                : "memory");
 }
 
+// Counts one more, and tells how many there were. Who counts sees what those before had read and
+// written, on this GPU.
+__device__ __forceinline__ int32_t atom_inc_acq_rel_gpu(int32_t* count) {
+  int32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+  return before;
+}
+
 // Stores bytes, a multiple of 16, by TMA as they lie in shared memory: both addresses are multiples
 // of 16. Hazard: what threads have written there comes along only after fence_proxy_async by each
 // of them and a barrier.
@@ -83,6 +91,9 @@ inline int32_t ld_acquire_sys(const int32_t* from, TCGEMM_HERE) {
 inline void st_release_sys(int32_t* to, int32_t value) {
   if (simulator::has_unfinished_stores()) std::abort();  // the value would come before them
   __atomic_store_n(to, value, __ATOMIC_RELEASE);
+}
+inline int32_t atom_inc_acq_rel_gpu(int32_t* count) {
+  return __atomic_fetch_add(count, 1, __ATOMIC_ACQ_REL);
 }
 inline uint4 ld_global_v4(const uint4* from) { return *from; }
 inline void fence_proxy_async_global() {}

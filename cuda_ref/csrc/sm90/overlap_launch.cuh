@@ -1,11 +1,13 @@
-// The launch of an overlapped product: tensor maps of the operands of this rank and of what all ranks
-// share, and how many clusters are started.
+// The launch of an overlapped product: what it is told of the peers, tensor maps of the operands of
+// this rank and of what all ranks share, and how many clusters are started.
 #pragma once
 
 #include "sm90/epilogue_tma.cuh"
 #include "sm90/peers.cuh"
 
 namespace tcgemm::sm90 {
+
+inline thread_local Peers peers_of_call;  // of the next tcgemm_launch of this thread
 
 struct OverlapMaps {
   CUtensorMap own, a, b, c{};  // A's rows of this rank, and of all ranks
@@ -46,3 +48,9 @@ inline int clusters_of(int64_t tiles, const Peers& peers, unsigned* clusters) {
 }
 
 }  // namespace tcgemm::sm90
+
+// What the next tcgemm_launch of this thread is told besides its operands.
+extern "C" __attribute__((visibility("default"))) void tcgemm_peers(
+    const tcgemm::sm90::Peers* peers) {
+  tcgemm::sm90::peers_of_call = *peers;
+}

@@ -27,10 +27,12 @@ struct Peers {
   int32_t lag;         // turns that own tiles come behind
   int32_t done_at;     // where `done` begins in a rank's words
   int32_t cluster;     // blocks that share B, 1 or 2: their tiles lie one above the other
+  int32_t begins;      // whether the product begins the call, and no `enter` before it
   const int32_t* flags;  // here; they hold the epoch of the call that set them
   const int32_t* done;   // here: the last call that each peer has ended
   int32_t* epoch;        // calls so far, this rank's own count
   int32_t* last;         // the last of them that used the slot
+  int32_t* count;        // blocks that have begun a call, this rank's own; 0 between calls
   int32_t* trouble;      // 1, rank, part and epoch of a wait that was given up
   void* slot;            // here: gathered rows of A, or the peers' partial sums
   int32_t* const* words;  // every rank's
@@ -76,22 +78,51 @@ __device__ inline void wait_for(const int32_t* flag, int32_t now, bool at_least,
   peers.trouble[0] = 1;
 }
 
+// Tells the peers that so many calls have ended here. A thread a peer.
+__device__ inline void tell_done(const Peers& peers, int32_t calls, int lane) {
+  for (int peer = lane; peer < peers.world; peer += 32)
+    if (peer != peers.rank) st_release_sys(peers.words[peer] + peers.done_at + peers.rank, calls);
+}
+
+// Waits until every peer has ended the call `before`. A peer without rows may have ended this one
+// as well by now. A thread a peer.
+__device__ inline void wait_for_done(const Peers& peers, int32_t before, int lane) {
+  for (int peer = lane; peer < peers.world; peer += 32)
+    if (peer != peers.rank) wait_for(peers.done + peer, before, true, peers, peer, -1);
+}
+
 // Begins a call: tells the peers that those before have ended here, waits until every peer has ended
 // the call that used the slot last, and counts this one. A thread a peer.
 __global__ void enter(Peers peers) {
   const int lane = threadIdx.x;
   if (lane == 0) stamp_call(peers, 0);
   const int32_t calls = *peers.epoch, before = *peers.last;
-  for (int peer = lane; peer < peers.world; peer += 32)
-    if (peer != peers.rank) st_release_sys(peers.words[peer] + peers.done_at + peers.rank, calls);
-  // A peer without rows may have ended this call as well by now.
-  for (int peer = lane; peer < peers.world; peer += 32)
-    if (peer != peers.rank) wait_for(peers.done + peer, before, true, peers, peer, -1);
+  tell_done(peers, calls, lane);
+  wait_for_done(peers, before, lane);
   __syncwarp();
   if (lane > 0) return;
   *peers.last = calls + 1;
   *peers.epoch = calls + 1;
   stamp_call(peers, 1);
+}
+
+// The same, by a warp of each block of a product that begins its call, whose number is `now`. The
+// first block tells the peers. Behind it the warp has seen that they are done with the slot. Hazard:
+// all threads of the block have read how many calls there were, before a barrier.
+__device__ inline void begin_call(const Peers& peers, int32_t now, int lane) {
+  const bool tells = blockIdx.x == 0;
+  if (tells && lane == 0) stamp_call(peers, 0);
+  const int32_t before = *peers.last;
+  if (tells) tell_done(peers, now - 1, lane);
+  wait_for_done(peers, before, lane);
+  __syncwarp();
+  if (lane > 0) return;
+  if (tells) stamp_call(peers, 1);
+  // The last one counts the call, for all have read the count before.
+  if (atom_inc_acq_rel_gpu(peers.count) != static_cast<int>(gridDim.x) - 1) return;
+  *peers.count = 0;
+  *peers.last = now;
+  *peers.epoch = now;
 }
 
 // By all threads of a cluster, if it has more than one block.

@@ -39,6 +39,9 @@ class SlotCall:
     """Where they begin, counted from the words of this slot: before them."""
     epoch: torch.Tensor
     last: torch.Tensor
+    count: torch.Tensor
+    """int32, of this rank alone: blocks that have begun the call, of a kernel that begins it; 0
+    between calls."""
     trouble: torch.Tensor
     limit: int
     """Looks at a flag after which the wait is given up; about a microsecond each on a GPU."""
@@ -86,6 +89,8 @@ class KernelCall(SlotCall):
     Then ``flags`` are of parts."""
     stored: torch.Tensor | None = None
     """int32, here: tiles that are stored there, ``most`` counts for each owner."""
+    begins: bool = False
+    """Whether the product begins the call, with no ``enter`` before it."""
     early: bool = False
     """Whether kernels start while the ones before them run: see OverlapPlan."""
     copies: tuple[Copy, ...] = ()
@@ -104,6 +109,9 @@ class Kernels(Protocol):
 
     looks_per_s: int
     """How often a kernel looks at a flag, roughly."""
+    AWAITS: bool
+    """Whether a product that begins its call waits until the slot is free. Else it begins a call
+    only where that is known."""
 
     def enter(self, call: KernelCall) -> None: ...
 
@@ -127,7 +135,7 @@ class Kernels(Protocol):
 
 def gathering(
     rank: Any, kernels: Kernels, slot: Slot, a: torch.Tensor, out: torch.Tensor, plan: OverlapPlan,
-    options: Any,
+    options: Any, begins: bool,
 ) -> KernelCall:  # fmt: skip
     """What is told of an all-gather by a ``Rank``. Rows travel a peer at a time, part by part;
     behind each part comes its flag, which is this rank's own count of the epoch."""
@@ -141,21 +149,21 @@ def gathering(
             copies.append(Copy(there[first * of_row : behind * of_row], first * of_row))
             copies.append(Copy(flag_of(slot, peer, mine, part), None))
     told = _told(rank, kernels, slot, plan, slot.parts_at, MOST_PARTS, options)
-    return KernelCall(**told, copies=tuple(copies))
+    return KernelCall(**told, begins=begins, copies=tuple(copies))
 
 
 def scattering(
     rank: Any, kernels: Kernels, slot: Slot, a: torch.Tensor, out: torch.Tensor, plan: OverlapPlan,
-    options: Any,
+    options: Any, begins: bool,
 ) -> KernelCall:  # fmt: skip
     """What is told of a reduce-scatter whose blocks store at the owners."""
     told = _told(rank, kernels, slot, plan, slot.tiles_at, MOST_TILES, options)
-    return KernelCall(**told, early=plan.early)
+    return KernelCall(**told, begins=begins, early=plan.early and not begins)
 
 
 def carrying(
     rank: Any, kernels: Kernels, slot: Slot, a: torch.Tensor, out: torch.Tensor, plan: OverlapPlan,
-    options: Any,
+    options: Any, begins: bool,
 ) -> KernelCall:  # fmt: skip
     """What is told of one that is carried. Partial sums lie behind those that peers send here."""
     mine, world = rank.transport.rank, rank.transport.world
@@ -177,7 +185,8 @@ def carrying(
     # Kernels that wait for a part need an SM while the product has all others.
     told["spare"] = max(told["spare"], 1)
     told["addresses"] += (staging.data_ptr(), slot.stored.data_ptr())
-    return KernelCall(**told, staging=staging, stored=slot.stored, carried=tuple(carried))
+    made = {"staging": staging, "stored": slot.stored, "carried": tuple(carried)}
+    return KernelCall(**told, begins=begins, **made)
 
 
 def flag_of(slot: Slot, at: int, source: int, part: int) -> torch.Tensor:

@@ -61,6 +61,10 @@ class Transport(Protocol):
         Whoever sees the bytes of a copy sees those of all copies before it.
         """
 
+    def flag(self, to: torch.Tensor, value: int, last: bool) -> None:
+        """Set an int32, of a peer or here, behind the copies before it: whoever sees the value sees
+        those. ``last``: no copy follows in this call."""
+
     def beside(self) -> Any:
         """A context in which kernels are started among the copies: between those before and
         those after."""
@@ -101,10 +105,10 @@ class Slot:
         self.epoch, self.last = epoch, last
         """int32[1] each, of this rank alone: its calls so far, of all slots; and the last of them
         that used this slot."""
-        self.stored = stored
+        self.stored, self.count = stored[:-1], stored[-1:]
         """int32[world * MOST_PARTS], of this rank alone: tiles of each owner's parts that are
-        stored here, to be carried; the first also counts blocks of a one-shot sum. Zeros between
-        calls."""
+        stored here, to be carried; and int32[1]: blocks of a kernel that begins a call. Zeros
+        between calls."""
         self._transport = transport
         size = words_of_slot(transport.world)
         first = _whole_lines(transport.world) + number * size
@@ -164,7 +168,7 @@ class Memory:
         words = [each.view(torch.int32) for each in transport.share(4 * size)]
         # 16 bytes apart: of another alignment Triton would compile every kernel anew.
         epoch, *last = zeros(4 * (1 + SLOTS), transport.device).view(1 + SLOTS, 4)[:, :1]
-        counts = [zeros(transport.world * MOST_PARTS, transport.device) for _ in range(SLOTS)]
+        counts = [zeros(transport.world * MOST_PARTS + 1, transport.device) for _ in range(SLOTS)]
         self.slots = [Slot(i, transport, words, epoch, last[i], counts[i]) for i in range(SLOTS)]
         self.bytes = 0
         """Of a slot, so far."""

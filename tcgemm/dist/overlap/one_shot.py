@@ -30,8 +30,6 @@ class ShotCall(SlotCall):
     units: int
     """Of 16 bytes, in a row of what is moved."""
     blocks: int
-    count: torch.Tensor
-    """int32, of this rank alone: blocks that have ended; 0 between calls."""
     moved: Any
     """Of an all-gather: all rows of A in this rank's slot, and of their scales or None."""
     stamps: None = None
@@ -73,7 +71,7 @@ def all_gather_matmul(
     world = rank.transport.world
     chunk, of_row = chunk_of(rows, world), a.shape[1] * a.itemsize
     size = world * chunk * of_row
-    slot = rank.begin(size + (0 if scales is None else 4 * world * chunk))
+    slot, _ = rank.begin(size + (0 if scales is None else 4 * world * chunk), True)
     key = (
         rows,
         of_row,
@@ -113,7 +111,7 @@ def matmul_reduce_scatter(
     partial = out.new_empty((rows, N))
     product(a, b, out=partial, **asked)
     chunk, of_row = chunk_of(rows, rank.transport.world), N * out.itemsize
-    slot = rank.begin(rank.transport.world * chunk * of_row)
+    slot, _ = rank.begin(rank.transport.world * chunk * of_row, True)
     key = (rows, of_row, out.dtype, debug, slot.number, slot.data_addresses.data_ptr())
     call = rank.kinds.get(key)
     if call is None:
@@ -127,14 +125,11 @@ def matmul_reduce_scatter(
 def _call(
     rank: Rank, kernels: Kernels, slot: Slot, chunk: int, of_row: int, debug: bool, moved: Any
 ) -> ShotCall:
-    count = slot.stored[:1]
     told = rank.told(slot, chunk, slot.tiles_at, MOST_TILES, kernels.looks_per_s, debug)
-    told["addresses"] += (count.data_ptr(),)
     return ShotCall(
         **told,
         units=of_row // UNIT_BYTES,
         blocks=kernels.blocks_of(chunk * of_row),
-        count=count,
         moved=moved,
     )
 

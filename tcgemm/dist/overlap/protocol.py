@@ -6,7 +6,8 @@ send     own rows to peers       product  tiles to their owners, and own tiles, 
 product  tiles, as rows arrive   carry    where tiles stay here: parts of them to their owners
 
 Nothing marks the end of a call. The next one begins behind it, and tells the peers by its first
-kernel.
+kernel. That is a small one, ``enter``; or where the call before has shown that the slot is free,
+the product itself, and copies wait for nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ TIMEOUT_S = 600.0
 """As process groups have it: after it a kernel ends with an error of CUDA's."""
 
 MOST_LOOKS = 2**31 - 2
+
+AHEAD = True
+"""Whether copies and products go ahead without ``enter`` where the slot is known to be free."""
 
 KINDS = 512
 """Kinds of calls that a rank remembers."""
@@ -53,6 +57,13 @@ class Rank:
         """What is kept of each kind of call, of every way."""
         self._broken = ""
         self._has_carried = False
+        self._number: int | None = 0
+        """Of this rank's last call, as its GPU counts; None once a graph was captured, whose
+        replays nobody here sees, or a call has failed half way."""
+        self._heard = True
+        """Whether the last call ends only when every peer has begun it: then they have all ended
+        the one before, whose slot is the next one's."""
+        self._has_ended = True
 
     def gather(
         self, kernels: Kernels, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
@@ -73,9 +84,12 @@ class Rank:
         rank, world = transport.rank, transport.world
         scales = options.scale_a if _by_rows(options.scale_a) else None
         size = world * plan.chunk * K * a.itemsize
-        slot = self.begin(size + (0 if scales is None else world * plan.chunk * 4))
-        call = self._call(kernels, slot, a, b, out, plan, options, gathering)
-        kernels.enter(call)
+        of_scales = 0 if scales is None else world * plan.chunk * 4
+        slot, number = self.begin(size + of_scales, all_have_rows(out.shape[0], world, plan))
+        begins = number is not None  # else copies wait for ``enter``, and flags are of its count
+        call = self._call(kernels, slot, a, b, out, plan, options, gathering, begins)
+        if not begins:
+            kernels.enter(call)
         yield "enter"
         # Before the product is started: where streams share a queue, it must not be behind it.
         transport.fork()
@@ -84,8 +98,11 @@ class Rank:
             for step in range(1, world):
                 there = slot.data[(rank + step) % world][mine : mine + 4 * len(scales)]
                 transport.copy(there, scales)
-        for to, begin in call.copies:
-            transport.copy(to, *((slot.epoch, 0) if begin is None else (a, begin)))
+        for at, (to, begin) in enumerate(call.copies, 1):
+            if begin is not None:
+                transport.copy(to, a, begin)
+            else:
+                self._flag(to, slot, number, at == len(call.copies))
         yield "send"
         try:
             here = slot.data[rank]
@@ -110,9 +127,11 @@ class Rank:
         size = prod(shape) * out.itemsize
         if plan.carried:
             return self._scatter_carried(kernels, a, b, out, plan, options, size)
-        slot = self.begin(size)
-        call = self._call(kernels, slot, a, b, out, plan, options, scattering)
-        kernels.enter(call)
+        slot, number = self.begin(size, all_have_rows(a.shape[0], transport.world, plan))
+        begins = kernels.AWAITS or number is not None
+        call = self._call(kernels, slot, a, b, out, plan, options, scattering, begins)
+        if not begins:
+            kernels.enter(call)
         slots = slot.data[transport.rank][:size].view(out.dtype).view(shape)
         kernels.scatter(a, b, out, slots, _packed(options.bias), options.epilogue, call, plan)
         self.end(options.debug, "tile")
@@ -124,11 +143,13 @@ class Rank:
     ) -> torch.Tensor:  # fmt: skip
         """The same, where blocks store the tiles of others here and copy engines carry them."""
         transport = self.transport
-        slot = self.begin(2 * size)
-        call = self._call(kernels, slot, a, b, out, plan, options, carrying)
+        slot, number = self.begin(2 * size, all_have_rows(a.shape[0], transport.world, plan))
+        begins = number is not None
+        call = self._call(kernels, slot, a, b, out, plan, options, carrying, begins)
         here = slot.data[transport.rank][:size].view(out.dtype)
         slots = here.view(transport.world, plan.chunk, b.shape[1])
-        kernels.enter(call)
+        if not begins:
+            kernels.enter(call)
         transport.fork()
         if not self._has_carried:
             self._load_what_carries(kernels, call, slot)
@@ -144,10 +165,10 @@ class Rank:
             product(OTHERS if at_once else ALL)
             # Owner by owner, part by part: when its tiles are stored, it is copied, then its flag.
             with transport.beside():
-                for owner, part, tiles, to, staged, flag in call.carried:
+                for at, (owner, part, tiles, to, staged, flag) in enumerate(call.carried, 1):
                     kernels.await_stored(call, owner, part, tiles)
                     transport.copy(to, staged)
-                    transport.copy(flag, slot.epoch)
+                    self._flag(flag, slot, number, at == len(call.carried))
             if at_once:
                 product(OWN)
         finally:  # as in gather_in_steps
@@ -165,12 +186,30 @@ class Rank:
                 transport.copy(flag_of(slot, peer, transport.rank, 0), self._zero)
         self._has_carried = True
 
-    def begin(self, size: int) -> Slot:
-        """The slot of a call, which has so many bytes."""
+    def _flag(self, to: torch.Tensor, slot: Slot, number: int | None, last: bool) -> None:
+        """Set a flag behind a copy, as its sender counts: the host's count, or else the GPU's."""
+        if number is None:
+            self.transport.copy(to, slot.epoch)
+        else:
+            self.transport.flag(to, number, last)
+
+    def begin(self, size: int, hears: bool) -> tuple[Slot, int | None]:
+        """The slot of a call, which has so many bytes; and the call's number, where it is known and
+        the slot is known to be free, so that nothing has to wait for ``enter``.
+
+        Args:
+            hears: whether the call waits for something of every peer.
+        """
         if self._broken:
             raise PeerError(f"an earlier call failed: {self._broken}")
         self.transport.follow()
-        return self.memory.take(size)
+        slot = self.memory.take(size)
+        if self._number is not None:
+            counts = self._has_ended and not self.transport.capturing()
+            self._number = self._number + 1 if counts else None
+        is_free = self._heard and AHEAD
+        self._heard, self._has_ended = hears, False
+        return slot, self._number if is_free else None
 
     def keep(self, key: Any, call: Any) -> None:
         """Keep what is known of a kind of call, of which there are only so many."""
@@ -191,7 +230,7 @@ class Rank:
         flags = slot.own[at : at + transport.world * most]
         tensors = (
             flags, slot.addresses, slot.data_addresses, slot.done, slot.epoch, slot.last,
-            self.trouble, slot.data[transport.rank],
+            slot.count, self.trouble, slot.data[transport.rank],
         )  # fmt: skip
         return {
             "rank": transport.rank,
@@ -206,6 +245,7 @@ class Rank:
             "done_at": slot.done_at,
             "epoch": slot.epoch,
             "last": slot.last,
+            "count": slot.count,
             "trouble": self.trouble,
             "limit": min(int(seconds * looks_per_s), MOST_LOOKS),
             "debug": debug or transport.device.type != "cuda",
@@ -215,26 +255,26 @@ class Rank:
 
     def _call(
         self, kernels: Kernels, slot: Slot, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
-        plan: OverlapPlan, options: Any, made: Any,
+        plan: OverlapPlan, options: Any, made: Any, begins: bool,
     ) -> KernelCall:  # fmt: skip
         """What ``made`` tells of such a call, or told of one before."""
         if not (options.scale_a is None and options.scale_b is None and options.stamps is None):
-            fresh: KernelCall = made(self, kernels, slot, a, out, plan, options)
+            fresh: KernelCall = made(self, kernels, slot, a, out, plan, options, begins)
             return replace(fresh, kept=None)
         key = (
-            made, kernels, plan, a.shape, b.shape, b.stride(), out.shape, a.dtype,
+            made, begins, kernels, plan, a.shape, b.shape, b.stride(), out.shape, a.dtype,
             options.epilogue, options.bias is None, options.debug, self.spare_sms,
             slot.data_addresses.data_ptr(),  # of each slot
         )  # fmt: skip
         call: KernelCall | None = self.kinds.get(key)
         if call is None:
-            call = made(self, kernels, slot, a, out, plan, options)
+            call = made(self, kernels, slot, a, out, plan, options, begins)
             self.keep(key, call)
         return call
 
     def end(self, debug: bool, what: str) -> None:
         """Read what waits left behind: always on a CPU, with ``debug`` on a GPU."""
-        transport = self.transport
+        transport, self._has_ended = self.transport, True
         if (transport.device.type == "cuda" and not debug) or transport.capturing():
             return
         transport.synchronize()
@@ -250,6 +290,11 @@ class Rank:
             f"{self._broken}. That rank has died, is late by more than the time-out, or makes "
             "another call: all ranks have to make the same calls in the same order"
         )
+
+
+def all_have_rows(M: int, world: int, plan: OverlapPlan) -> bool:
+    """Whether every rank has some of M rows, so that each waits for all others'."""
+    return (world - 1) * plan.chunk < M
 
 
 def _by_rows(scale: torch.Tensor | None) -> bool:

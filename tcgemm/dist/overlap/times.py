@@ -18,24 +18,23 @@ LINK_BYTES_PER_US = 370e3
 """What a copy engine moves from one H200 to another, in one direction: measured at 128 to 512 MiB,
 with 18 links of 26.6 GB/s."""
 
-COPY_US = 9.0
-"""Before the first byte of a copy: fitted to copies of 1 to 32 MiB, of 14, 32 and 99 us."""
-
-SIGNAL_US = 3.0
-"""Of the kernel before a product, with its launch."""
+COPY_US = 6.0
+"""Before the first byte of a carried part: 9 as fitted to copies of 1 to 32 MiB, of 14, 32 and 99
+us, less the flag that stood between two of them then."""
 
 FLOP_PER_US = 740e6
 """Of 16-bit products of a reduce-scatter whose tiles fill the SMs."""
 
-FIRST_COPY_US, NEXT_COPY_US, SEEN_US = 8.7, 4.45, 4.3
+FIRST_COPY_US, NEXT_COPY_US, SEEN_US = 5.0, 2.0, 4.3
 """Of an all-gather: from the begin of a call to its first copy, what a copy and its flag cost
 besides the bytes, and until a block that waits has the first rows in shared memory."""
 
-FIRST_TILE_US, TILE_US, LAST_US = 11.2, 1.0, 0.3
+FIRST_TILE_US, TILE_US, LAST_US = 7.0, 1.0, 0.3
 """Of an all-gather: from the begin of a call to its first tile, what a tile costs besides its
-products, and what comes behind the last one, less the 5 us that a last kernel took. These, and the
-rates of tiles, are fitted to 185 calls in CUDA on two and four H200 and, with two rates of its own,
-to 32 of Triton (docs/lab/several_gpus_protocol.md)."""
+products, and what comes behind the last one. The rates of tiles are fitted to 185 calls in CUDA on
+two and four H200 and, with two rates of its own, to 32 of Triton; what comes before copies and
+tiles to twelve later ones, with no kernel before the product (docs/lab/several_gpus_protocol.md).
+"""
 
 TILE_FLOP_PER_US = 850e6
 """Of 16-bit products of tiles of 128 x 256 on all SMs, in CUDA."""
@@ -56,9 +55,9 @@ other. One memory serves all, and one budget of power."""
 SENT_BYTES_PER_US = 284e3
 """What TMA moves from tiles of SMs to the peers."""
 
-SENT_CALL_US = 15.3
+SENT_CALL_US = 12.3
 """Of a reduce-scatter whose tiles TMA sends: what comes before and behind all else, as fitted to
-calls with a kernel at their end, less the 6 us that it took."""
+calls with a kernel at their begin and one at their end, less the 3 and 6 us that these took."""
 
 READ_BYTES_PER_US = 3.2e6
 """Of the peers' partial sums, that own ones are added to."""
@@ -142,7 +141,7 @@ def scatter_us(plan: OverlapPlan, N: int, K: int, world: int, item_bytes: int = 
     sms = SMS - int(plan.carried)
     wave, each = wave_us(tile, K, FLOP_PER_US, item_bytes), plan.tiles(N)
     sent = plan.chunk * (world - 1) * N * 2
-    fixed = sent / READ_BYTES_PER_US + SIGNAL_US
+    fixed = sent / READ_BYTES_PER_US
     if not plan.carried:
         return -(-each * world // sms) * wave + sent / LINK_BYTES_PER_US + fixed
     others, arrived, ends = each * (world - 1), 0.0, {}

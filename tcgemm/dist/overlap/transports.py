@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from .memory import copy_here
 
-PRIORITIES = (-3, -2)
-"""Of the streams of copies: the highest that torch has, which hardly any stream of a user's has,
-and the next."""
+PRIORITIES = (-3, -2, -1)
+"""Of the streams of copies and of flags: the highest that torch has, which hardly any stream of a
+user's has, and the next."""
 
 
 class GpuTransport:
@@ -29,6 +29,10 @@ class GpuTransport:
     than that of the caller's stream. Streams of one priority may share a queue of the hardware, and
     what says that a kernel of such a queue has ended comes when all kernels before it have: also a
     product that waits for the very copy that would follow.
+
+    Flags are set on a third stream, each behind an event behind its copy, so the next copy begins
+    at once. A flag in the copies' own stream costs about 4 us between two of them, so only the last
+    one is there, where it comes 3 us sooner.
     """
 
     def __init__(self, group: Any, device: torch.device) -> None:
@@ -39,7 +43,9 @@ class GpuTransport:
         )
         self._group = group
         self._streams = [torch.cuda.Stream(device, priority=each) for each in PRIORITIES]
-        self._stream = self._streams[0]
+        self._stream, self._flags = self._streams[:2]
+        self._copied = torch.cuda.Event()
+        self._sets_flags = False
         self.marks: list[torch.cuda.Event] | None = None
         """Where it is a list: an event is put in before the copies of a call, and after each."""
         self._held: list[Any] = []
@@ -69,8 +75,10 @@ class GpuTransport:
 
     def fork(self) -> None:
         here = torch.cuda.current_stream(self.device)
-        self._stream = next(each for each in self._streams if each.priority != here.priority)
+        others = (each for each in self._streams if each.priority != here.priority)
+        self._stream, self._flags = next(others), next(others)
         self._stream.wait_stream(here)
+        self._sets_flags = False
         self._mark()
 
     def _mark(self) -> None:
@@ -88,11 +96,27 @@ class GpuTransport:
             raise RuntimeError(f"a copy of {size} bytes to a peer failed: CUDA driver error {code}")
         self._mark()
 
+    def flag(self, to: torch.Tensor, value: int, last: bool) -> None:
+        stream = self._stream
+        if not last:
+            stream, self._sets_flags = self._flags, True
+            self._copied.record(self._stream)
+            stream.wait_event(self._copied)
+        code = _driver().cuStreamWriteValue32_v2(
+            stream.cuda_stream, to.data_ptr(), value & 0xFFFFFFFF, 0
+        )
+        if code:
+            raise RuntimeError(f"a flag of a peer could not be set: CUDA driver error {code}")
+        self._mark()
+
     def beside(self) -> Any:
         return torch.cuda.stream(self._stream)
 
     def join(self) -> None:
-        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        here = torch.cuda.current_stream(self.device)
+        here.wait_stream(self._stream)
+        if self._sets_flags:
+            here.wait_stream(self._flags)
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -107,6 +131,9 @@ def _driver() -> Any:
     library = ctypes.CDLL("libcuda.so.1")
     library.cuMemcpyAsync.argtypes = [
         ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
+    ]  # fmt: skip
+    library.cuStreamWriteValue32_v2.argtypes = [
+        ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint
     ]  # fmt: skip
     return library
 
@@ -149,6 +176,9 @@ class ProcessTransport:
 
     def copy(self, to: torch.Tensor, source: torch.Tensor, begin: int = 0) -> None:
         copy_here(to, source, begin)
+
+    def flag(self, to: torch.Tensor, value: int, last: bool) -> None:
+        to.fill_(value)
 
     def beside(self) -> Any:
         return nullcontext()
