@@ -9,7 +9,8 @@ flags and the pieces of tcgemm/dist/fitted.py to right rows of 16-bit operands, 
 predicted over measured time, and for each operation what the one-shot way takes besides its product
 and its stores. It does so for all numbers of ranks together, with what a rank more costs, and for
 each number apart, and takes what loses less where it is held out. An all-gather takes as long
-as the model of its plan says at least, which knows of tiles. The result is
+as the model of its plan says at least, which knows of tiles, and a reduce-scatter of two waves in
+CUDA no longer. The result is
 tcgemm/dist/overlapped-<gpu>.json.
 
 Held out: the cases are dealt into FOLDS, and each is predicted by what is fitted to the others. It
@@ -59,7 +60,7 @@ class Timed(NamedTuple):
     """Both as the model has them."""
     us: float
     nccl_us: float
-    at_least_us: float = 0.0
+    bounds_us: tuple[float, float] = (0.0, math.inf)
     """By the model of its plan, which knows how many tiles there are."""
 
 
@@ -80,10 +81,9 @@ def timed(rows: Iterable[Mapping[str, str]], slug: str, contender: str = OVERLAP
             raise SystemExit(f"no time of {case} is known on {slug}: its links were not measured")
         us, nccl_us = (1e3 * float(row[name]) for name in ("ms_p50", "nccl_ms"))
         moved = times.written_us if contender == ONE_SHOT else times.transfer_us
-        at_least = dict(engine.least_us(case.op, *case.local, case.dtype, case.world))
-        found[case, language] = Timed(
-            case, language, times.gemm_us, moved, us, nccl_us, at_least.get(language, 0.0)
-        )
+        bounds = dict(engine.bounds_us(case.op, *case.local, case.dtype, case.world))
+        within = bounds.get(language, (0.0, math.inf))
+        found[case, language] = Timed(case, language, times.gemm_us, moved, us, nccl_us, within)
     return list(found.values())
 
 
@@ -108,7 +108,8 @@ def besides_us(rows: Sequence[Timed], others: Sequence[Timed]) -> dict[str, floa
 
 def predicted_us(ways: fitted.Fitted, row: Timed) -> float:
     way = ways.way(row.language, row.case.op, row.case.world)
-    return max(way.us(row.gemm_us, row.transfer_us, row.case.world), row.at_least_us)
+    us = way.us(row.gemm_us, row.transfer_us, row.case.world)
+    return min(max(us, row.bounds_us[0]), row.bounds_us[1])
 
 
 def off(ways: fitted.Fitted, row: Timed) -> float:
@@ -135,7 +136,7 @@ def _least(rows: Sequence[Timed], peer_us: Sequence[float], world: int) -> fitte
     squares = np.zeros(len(ways))
     for row in rows:
         us = every.us(row.gemm_us, row.transfer_us, row.case.world)
-        squares += np.square(np.log(np.maximum(us, row.at_least_us) / row.us))
+        squares += np.square(np.log(np.clip(us, *row.bounds_us) / row.us))
     return fitted.Way(*map(float, ways[squares.argmin()]), world=world)
 
 

@@ -113,7 +113,7 @@ def drawn_calls(
     for number in range(count):
         op = (ALL_GATHER, REDUCE_SCATTER)[number % 2]
         M = max(1, round(2 ** draw.uniform(0, 12)))
-        turn, lag = draw.choice((0, 0, 1, 2, 5)), draw.randint(1, 3)
+        turn, lag = draw.choice((0, 0, 1, 2, 5)), draw.randint(0, 3)
         if turn:  # where all ranks have as many rows, tiles may take turns
             M = -(-M // world) * world
         N, K = (8 * max(1, round(2 ** draw.uniform(0, 8))) for _ in range(2))

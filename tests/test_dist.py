@@ -561,7 +561,7 @@ class FakeEngine:
     def why_not_one_shot(self, op, a, b, group, rows, out_dtype):
         return self.reason
 
-    def least_us(self, op, M, N, K, dtype, world):
+    def bounds_us(self, op, M, N, K, dtype, world):
         return ()
 
     def one_shot_product(self, op, product, a, b, out, group, rows, debug, **asked):

@@ -95,8 +95,8 @@ def test_overlap_is_never_better_than_the_limit():
 
 
 def plan(M, why_not=None, gpu="nvidia-h200", N=4096, K=8192, why_not_one_shot=None, world=2):
-    at_least = engine.least_us("all_gather", M, N, K, "bfloat16", world)
-    asked = M, N, K, "bfloat16", world, Host(gpu), why_not, "", why_not_one_shot, at_least
+    bounds = engine.bounds_us("all_gather", M, N, K, "bfloat16", world)
+    asked = M, N, K, "bfloat16", world, Host(gpu), why_not, "", why_not_one_shot, bounds
     return planning.plan_of("all_gather", *asked)
 
 

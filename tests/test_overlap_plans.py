@@ -34,6 +34,9 @@ THEN = {
 """What calls of TIMED had besides: a kernel before each product, for which copies waited, and flags
 that held up copies."""
 
+AT_ONCE = REPORTS / "nvidia-h200-x2/trials/own_tiles_at_once.csv"
+"""Calls in CUDA: own tiles last, behind the others of the same turn, or a turn later."""
+
 AHEAD = REPORTS / "nvidia-h200-x2/trials/ahead_of_enter.csv"
 """Calls in CUDA without either."""
 
@@ -78,9 +81,11 @@ def test_the_chosen_plan_is_the_fastest_or_nearly(op, cases, usually, loss, at_m
         else:
             chosen = planning.sent_plan(M, N, K, world, TILES[op])
         tiles.add(chosen.tile)
-        if chosen not in us:  # on four H200 own tiles among the others, in groups as they are now
+        # On four H200 own tiles among the others in groups as they are now, or at once.
+        if chosen not in us:
             untimed += 1
-            assert chosen.lag == planning.LAG
+            assert chosen.turn > 0
+            assert chosen.lag == (0 if planning.has_two_waves(chosen, N, world) else planning.LAG)
             chosen = min(us, key=lambda plan: predicted(plan, N, K, world))
         losses.append(us[chosen] / min(us.values()))
         off += [abs(predicted(plan, N, K, world) / taken - 1) for plan, taken in us.items()]
@@ -142,6 +147,37 @@ def test_of_pairs_too_the_chosen_plan_is_the_fastest_or_nearly():
     assert prod(single) ** (1 / 16) > 1.02  # what pairs gain
     few = planning.scatter_plan(512, 4096, 4, planning.SCATTERED_IN_CUDA, 1024)
     assert few.tile.CLUSTER == 1  # the second of a pair would have no tile
+
+
+def test_in_two_waves_own_tiles_come_at_once_and_that_is_fastest_or_nearly():
+    found = defaultdict(dict)
+    for row in csv.DictReader(AT_ONCE.open(newline="")):
+        if row["own"] not in ("last", "lag0", "lag1"):
+            continue
+        M, N, K, world, cluster = (int(row[name]) for name in ("M", "N", "K", "world", "cluster"))
+        (tile,) = (
+            t for t in planning.SCATTERED_IN_CUDA
+            if (f"{t.BLOCK_M}x{t.BLOCK_N}", t.CLUSTER) == (row["tile"], cluster)
+        )  # fmt: skip
+        plan = planning.in_parts(tile, -(-M // world), 1)
+        if row["own"] != "last":
+            turn, lag = times.SMS // cluster // world, int(row["own"][3:])
+            plan = planning.replace(plan, turn=turn, lag=lag)
+        found[M, N, K, world][plan] = float(row["us"])
+    at_once = []
+    for (M, N, K, world), us in found.items():
+        chosen = planning.sent_plan(M, N, K, world, planning.SCATTERED_IN_CUDA)
+        if chosen.turn and not chosen.lag:
+            at_once.append((M, N, K))
+            assert us[chosen] <= 1.02 * min(us.values())
+            last, later = (planning.replace(chosen, turn=t, lag=bool(t)) for t in (0, chosen.turn))
+            assert us[chosen] < 0.99 * min(us[last], us[later])
+        for plan in us:  # where a tile comes behind the wait it costs
+            if plan.turn and not plan.lag and plan.visited(N) * world > 2 * times.SMS:
+                assert us[plan] > us[planning.replace(plan, lag=1)]
+    assert set(at_once) == {
+        (512, 8192, 4096), (512, 8192, 14336), (1024, 4096, 7168), (1024, 4096, 2048)
+    }  # fmt: skip
 
 
 def simulated_gather_us(plan, N, K, world):

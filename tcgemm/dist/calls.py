@@ -278,9 +278,9 @@ def _plan(
         not_one_shot = _why_not_one_shot(call, a, b)
     dtype, host = dtype_name(a.dtype), Host(gpu_of(a.device))
     language = language_of(backend_of(asked.backend), dtype)
-    at_least = engine.least_us(call.op, M, N, K, dtype, ranks.world)
+    bounds = engine.bounds_us(call.op, M, N, K, dtype, ranks.world)
     found = plan_of(
-        call.op, M, N, K, dtype, ranks.world, host, why_not, language, not_one_shot, at_least
+        call.op, M, N, K, dtype, ranks.world, host, why_not, language, not_one_shot, bounds
     )
     if not asked.way:
         return found

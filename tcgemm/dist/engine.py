@@ -15,9 +15,9 @@ b [K of this rank, N], out [rows of this rank, N].
 ``one_shot_product(op, product, a, b, out, group, rows, debug, bias=, epilogue=, **asked) -> out``:
 either product by the one-shot way. ``product`` is called as ``gemm``, with ``asked``.
 
-``least_us(op, M, N, K, dtype, world) -> ((language, microseconds), ...)``: what an overlapped
-product takes at least by the number of its tiles, where that is known; M of all ranks, N and K of
-one.
+``bounds_us(op, M, N, K, dtype, world) -> ((language, (least, most)), ...)``: between what
+microseconds an overlapped product takes by the tiles of its plan, where they say so; M of all
+ranks, N and K of one.
 
 ``stamps(op, a, b, group, backend, rows) -> list of (what, piece, begin_us, end_us)``: the clock
 stamps of one more call on this rank, on one clock of all ranks, such as ("copy", 3, ...),
@@ -56,9 +56,11 @@ def engine() -> ModuleType | None:
     return import_module(_NAME) if is_there() else None
 
 
-def least_us(
-    op: str, M: int, N: int, K: int, dtype: str, world: int
-) -> tuple[tuple[str, float], ...]:
+Bounds = tuple[tuple[str, tuple[float, float]], ...]
+"""Languages, and between what microseconds an overlapped product of theirs takes."""
+
+
+def bounds_us(op: str, M: int, N: int, K: int, dtype: str, world: int) -> Bounds:
     """The engine's, and nothing where there is no engine."""
     found: Any = engine()
-    return () if found is None else found.least_us(op, M, N, K, dtype, world)
+    return () if found is None else found.bounds_us(op, M, N, K, dtype, world)

@@ -182,8 +182,8 @@ def explain(
             f"{uneven}: where parts differ it has to be asked for, by way="
         )
     language = language_of(backend, dtype)
-    at_least = engine.least_us(op, *local, dtype, world)
-    found = plan_of(op, *local, dtype, world, host, reason, language, not_one_shot, at_least)
+    bounds = engine.bounds_us(op, *local, dtype, world)
+    found = plan_of(op, *local, dtype, world, host, reason, language, not_one_shot, bounds)
     return Explanation(op, world, (M, N, K), local, dtype, board.name, found)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 from .. import gpus
@@ -176,7 +177,7 @@ def why_unknown(dtype: str, slug: str) -> str | None:
 
 def times(
     op: str, M: int, N: int, K: int, dtype: str, world: int, host: Host, language: str = "",
-    at_least: Mapping[str, float] | None = None,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Times | None:  # fmt: skip
     """Each part of the product, and the overlapped whole; None where ``why_unknown`` has a reason.
 
@@ -185,7 +186,7 @@ def times(
         M: rows of A, of all ranks.
         N, K: of this rank's product: the columns that it has of B, or the rows.
         language: of the overlapped way; "" for the one that takes less.
-        at_least: language -> what its overlapped product takes by the number of its tiles.
+        bounds: language -> between what microseconds its overlapped product takes by its tiles.
     """
     if why_unknown(dtype, host.slug) is not None:
         return None
@@ -198,12 +199,10 @@ def times(
     if world == 1:
         return Times(product, 0.0, 0.0, product, language or fitted.LANGUAGES[0], 0.0, product)
     known = fitted.of(host.slug)
-    takes = {
-        each: max(
-            known.way(each, op, world).us(product, moved, world), (at_least or {}).get(each, 0.0)
-        )
-        for each in ((language,) if language else fitted.LANGUAGES)
-    }
+    takes = {}
+    for each in (language,) if language else fitted.LANGUAGES:
+        least, most = (bounds or {}).get(each, (0.0, inf))
+        takes[each] = min(max(known.way(each, op, world).us(product, moved, world), least), most)
     found = min(takes, key=takes.__getitem__)
     written = written_us(size, world, host)
     return Times(

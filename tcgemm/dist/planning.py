@@ -74,7 +74,7 @@ class WayPlan(NamedTuple):
 def plan_of(
     op: str, M: int, N: int, K: int, dtype: str, world: int, host: Host, why_not: str | None,
     language: str = "", why_not_one_shot: str | None = None,
-    at_least: tuple[tuple[str, float], ...] = (),
+    bounds: tuple[tuple[str, tuple[float, float]], ...] = (),
 ) -> WayPlan:  # fmt: skip
     """The plan of a product.
 
@@ -87,9 +87,9 @@ def plan_of(
         why_not: why the overlapped way does not take it, or None.
         language: of the overlapped way; "" for the faster.
         why_not_one_shot: why the one-shot way does not take it, or None.
-        at_least: (language, microseconds) of the overlapped way by engine.least_us.
+        bounds: of the overlapped way, by engine.bounds_us.
     """
-    times = model.times(op, M, N, K, dtype, world, host, language, dict(at_least))
+    times = model.times(op, M, N, K, dtype, world, host, language, dict(bounds))
     refused = why_not is not None, why_not_one_shot is not None
     if all(refused):
         said = dict.fromkeys((why_not, why_not_one_shot))

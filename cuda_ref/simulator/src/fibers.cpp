@@ -272,6 +272,7 @@ void start_block(int rank, uint64_t number) {
 }
 
 uint64_t rounds_so_far = 0;
+bool waits_for_others = false;  // a thread of the running block, in this round: see let_others_run
 
 bool is_next_round(void* round) { return *static_cast<uint64_t*>(round) != rounds_so_far; }
 
@@ -279,6 +280,7 @@ bool is_next_round(void* round) { return *static_cast<uint64_t*>(round) != round
 // could go on.
 bool run_warps(int late) {
   ++rounds_so_far;
+  waits_for_others = false;
   int order[MAX_WARPS];
   bool any = false;
   shuffle_order(order, warp_count);
@@ -287,8 +289,9 @@ bool run_warps(int late) {
   return any;
 }
 
-// Runs each block of the cluster until none of its threads can go on; in random order it may stop
-// before that, and only where `all` have their turn. Whether any thread could go on.
+// Runs each block of the cluster until none of its threads can go on, or one of them waits for
+// another process, which may wait for the cluster's other blocks; in random order it may stop before
+// that, and only where `all` have their turn. Whether any thread could go on.
 bool run_blocks_in_turn(int late, bool all) {
   int order[MAX_CLUSTER];
   bool any = false;
@@ -300,8 +303,10 @@ bool run_blocks_in_turn(int late, bool all) {
     if (request.order == 2 && (rounds = next_random() % 4) == 0 && all) rounds = 1;
     if (rounds == 0) continue;
     enter_block(rank);
-    while (rounds-- > 0 && block->alive && !abandoned && run_warps(late - rank * warp_count))
+    while (rounds-- > 0 && block->alive && !abandoned && run_warps(late - rank * warp_count)) {
       any = true;
+      if (waits_for_others) break;
+    }
   }
   return any;
 }
@@ -368,6 +373,7 @@ uint64_t nth_cluster(uint64_t n, uint64_t total) {
 
 void let_others_run(Site site) {
   uint64_t round = rounds_so_far;
+  waits_for_others = true;
   wait_until(is_next_round, &round, "a flag of another process", site);
 }
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
+from math import inf
 from threading import Lock
 from typing import Any
 
@@ -38,6 +39,7 @@ from .plan import (
     gathered_us,
     scatter_plan,
     tiles_of,
+    two_waves_us,
 )
 from .protocol import Rank
 from .timeline import Stamp, stamps_of
@@ -86,21 +88,26 @@ def why_not(op: str, a: torch.Tensor, b: torch.Tensor, group: Any, options: Any)
 
 
 @lru_cache(maxsize=4096)
-def least_us(
+def bounds_us(
     op: str, M: int, N: int, K: int, dtype: str, world: int
-) -> tuple[tuple[str, float], ...]:
-    """What an overlapped all-gather takes by the number of its tiles, in each language.
+) -> tuple[tuple[str, tuple[float, float]], ...]:
+    """Between what microseconds an overlapped product takes by the number of its tiles.
 
-    A product of less than a wave of tiles hides nothing: the tiles of rows that arrive last begin
-    when these are there, and take as long as all. Rates of large products say nothing of that.
+    An all-gather of less than a wave of tiles hides nothing: the tiles of rows that arrive last
+    begin when these are there, and take as long as all. A reduce-scatter in CUDA of two waves reads
+    B once, which one of more waves does not. Rates of large products say nothing of either.
     """
-    if op != ALL_GATHER or planning.why_not(op, M, N, K, dtype, world) is not None:
+    if planning.why_not(op, M, N, K, dtype, world) is not None:
         return ()
     only = planning.language_of(None, dtype)
-    return tuple(
-        (language, gathered_us(M, N, K, world, language, ITEMSIZE[dtype]))
-        for language in ((only,) if only else BACKENDS)
-    )
+    languages = (only,) if only else tuple(BACKENDS)
+    if op == ALL_GATHER:
+        size = ITEMSIZE[dtype]
+        return tuple((each, (gathered_us(M, N, K, world, each, size), inf)) for each in languages)
+    if "cuda" not in languages:
+        return ()
+    most = two_waves_us(M, N, K, world)
+    return () if most is None else (("cuda", (0.0, most)),)
 
 
 def _why_not_here(a: torch.Tensor, world: int) -> str | None:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from ..options import ALL_GATHER
 from ..planning import MOST_BYTES, why_not_tiles
-from .times import KEPT_BYTES, SMS, gather_us, scatter_us, sent_us
+from .times import KEPT_BYTES, LEFT_OUT_US, SMS, gather_us, scatter_us, sent_us
 
 TALL = 512
 """Rows that a part has at least where B is larger than that. Each part reads all of B: with parts
@@ -145,9 +145,9 @@ class OverlapPlan:
     while ``enter`` runs (programmatic dependent launch)."""
     turn: int = 0
     """Of a reduce-scatter in CUDA, where all ranks have as many rows: so many tiles of each owner,
-    those of a cluster counted as one, take turns, those of this rank ``lag`` turns later; 0: own
-    tiles come behind all others."""
+    those of a cluster counted as one, take turns; 0: own tiles come behind all others."""
     lag: int = 0
+    """Turns that those of this rank come later; 0: behind the others of the same turn."""
 
     def __post_init__(self) -> None:
         if self.part_tiles % self.tile.CLUSTER:
@@ -258,13 +258,29 @@ def sent_plan(M: int, N: int, K: int, world: int, tiles: tuple[Tile, ...]) -> Ov
     tiles = tuple(tile for tile in tiles if tile.CLUSTER == 1 or chunk > tile.BLOCK_M)
     plans = [in_parts(tile, chunk, 1) for tile in with_flags(tiles, chunk, N)]
     if chunk * world == M and world > 1:
-        lag = 1 if world == 2 else LAG
         for plan in [*plans]:
             turn = max(SMS // plan.tile.CLUSTER // world, 1)
+            lag = 0 if has_two_waves(plan, N, world) else 1 if world == 2 else LAG
             # Of few tiles all own ones would come behind the others still.
             if plan.visited(N) > turn * lag * plan.tile.CLUSTER:
                 plans.append(replace(plan, turn=turn, lag=lag))
     return min(plans, key=lambda plan: sent_us(plan, N, K, world))
+
+
+def has_two_waves(plan: OverlapPlan, N: int, world: int) -> bool:
+    """Whether each block has two tiles, one for either consumer of a tile in ping-pong: then an own
+    tile may come as soon as the same one of the peers is sent, since no tile comes behind the wait.
+    Half of the columns of all ranks' rows are a wave, so B is read once."""
+    in_pingpong = plan.tile.BLOCK_N == 128
+    return in_pingpong and -(-plan.visited(N) * world // SMS) == 2
+
+
+def two_waves_us(M: int, N: int, K: int, world: int) -> float | None:
+    """At most what a reduce-scatter in CUDA takes in microseconds whose plan has own tiles at once;
+    None where it has not."""
+    plan = scatter_plan(M, N, world, SCATTERED_IN_CUDA, K)
+    at_once = plan.turn > 0 and not plan.lag
+    return sent_us(plan, N, K, world) + LEFT_OUT_US if at_once else None
 
 
 def carried_plan(

@@ -59,6 +59,9 @@ SENT_CALL_US = 12.3
 """Of a reduce-scatter whose tiles TMA sends: what comes before and behind all else, as fitted to
 calls with a kernel at their begin and one at their end, less the 3 and 6 us that these took."""
 
+LEFT_OUT_US = 5.0
+"""At most, of the same in two waves: by how much ``sent_us`` is less than was measured."""
+
 READ_BYTES_PER_US = 3.2e6
 """Of the peers' partial sums, that own ones are added to."""
 
@@ -175,6 +178,8 @@ def sent_us(plan: OverlapPlan, N: int, K: int, world: int) -> float:
     read = (world - 1) * tile.BLOCK_M * tile.BLOCK_N * 2 * SMS / READ_BYTES_PER_US
     link = (world - 1) * plan.chunk * N * 2 / SENT_BYTES_PER_US
     if plan.turn:
+        if not plan.lag:  # two waves, that read rows of all owners and half of B each
+            return SENT_CALL_US + max(waves * one * OF_TWO, link) + read
         busy = waves * one * (OF_TWO + OF_EACH_MORE[tile.CLUSTER] * (world - 2)) + own * read
         return SENT_CALL_US + max(busy, link) + read
     others = max(each * (world - 1) / blocks * one, link)
