@@ -174,7 +174,11 @@ class Model:
         call.epoch.add_(1)
         call.last.copy_(call.epoch)
 
+    fails = False
+
     def gather(self, own, gathered, b, out, bias, epilogue, call, plan):
+        if self.fails:
+            raise MemoryError
         if call.begins:
             tell_done(self.ranks, call)
             call.epoch.add_(1)
@@ -202,8 +206,9 @@ def in_threads(work, world):
         assert not thread.is_alive()
 
 
-def run_model(world, calls, skip, seed, replayed, M=None):
+def run_model(world, calls, skip, seed, replayed, M=None, fails=None):
     """As many calls by ranks of one thread each; how many results were wrong or did not come.
+    ``fails``: a rank and a call whose product cannot be started.
 
     ``replayed``: all calls take one slot, as a graph of one call does that is replayed, and no host
     counts them.
@@ -228,7 +233,8 @@ def run_model(world, calls, skip, seed, replayed, M=None):
             first, behind = rows_of(M, world, r)
             a = torch.full((behind - first, K), 100.0 * call + r, dtype=torch.float64)
             out = torch.full((M, K), float("nan"), dtype=torch.float64)
-            with suppress(PeerError):
+            kernels.fails = (r, call) == fails
+            with suppress(PeerError, MemoryError):
                 ranks[r].gather(kernels, a, b, out, plan, options())
             if replayed:
                 ranks[r].memory._calls = 0
@@ -244,6 +250,11 @@ def run_model(world, calls, skip, seed, replayed, M=None):
 @pytest.mark.parametrize("replayed", [False, True])
 def test_no_rank_overwrites_what_a_slower_one_still_reads(replayed):
     assert run_model(3, 12, "", 1, replayed) == 0
+
+
+def test_a_rank_whose_product_cannot_be_started_stays_in_step():
+    """Its peers count the call, for which it has sent its rows."""
+    assert run_model(3, 8, "", 3, False, fails=(1, 4)) == 1
 
 
 def test_where_a_rank_has_no_rows_no_call_goes_ahead():
@@ -596,6 +607,7 @@ def test_a_product_that_fails_leaves_no_copy_on_its_way(op, monkeypatch):
     with pytest.raises(RuntimeError, match="out of memory"):
         getattr(rank, op)(kernels, a, b, out, plan, options(rows=16))
     assert joined
+    assert int(rank.memory.slots[0].epoch) == 1  # as a peer counts that did not fail
 
 
 @pytest.mark.parametrize(

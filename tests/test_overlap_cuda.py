@@ -269,6 +269,39 @@ def test_tiles_of_partial_sums_lie_in_the_order_of_threads(tile):
         assert int(there.done[1]) == 0  # the next call tells it
 
 
+def test_nothing_is_sent_before_the_peers_are_done_with_the_slot():
+    """Two calls on one slot, as replays of a graph have them; the peer of the second is late."""
+    world, M, N, K, dtype = 2, 256, 128, 72, torch.float16
+    plan = planning.in_parts(SENT["two tiles in ping-pong"], M // world, 1)
+    ranks, operands = ranks_of(world), partial_sums(world, M, N, K, dtype)
+    exact = sum(a.double() @ b.double() for a, b in operands)[: M // world]
+    size, me, seen = world * plan.tiles(N) * 128 * 128 * 2, ranks[0], []
+    for rank in ranks:
+        rank.memory.take(size)
+    slot, there = me.memory.slots[0], ranks[1].memory.slots[0].data[1]
+    theirs = (operands[1][0].double() @ operands[1][1].double())[: M // world].to(dtype)
+    sent = in_order_of_threads(theirs.contiguous(), 128, 128, 1)
+
+    def end_of_call():
+        time.sleep(1.5)
+        seen.append(bool((there == 255).all()))
+        slot.done[1] = 1
+
+    for call in (1, 2):
+        me.memory._calls, me._number = 0, None
+        slot.data[0][:size].view(dtype).view(world, -1)[1] = sent
+        slot.own[slot.tiles_at + MOST_TILES] = call
+        there.fill_(255)
+        late = threading.Thread(target=end_of_call if call == 2 else lambda: None)
+        late.start()
+        out = torch.full((M // world, N), float("nan"), dtype=dtype)
+        me.scatter(kernels, *operands[0], out, plan, options(rows=M))
+        late.join()
+        assert torch.equal(out, exact.to(dtype))
+        assert not (there == 255).all()
+    assert seen == [True]
+
+
 def scattered(rank, world, M, N, tile, turn, lag):
     """Reduce-scatters of both types, behind slots full of NaN; the calls that were wrong."""
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Flags between GPUs, and the small kernel before each call.
+"""Flags between GPUs, and how a call begins: by a small kernel, or within its product.
 
 A flag is an int32 in memory that a peer writes. It holds the epoch of the call that it was written
 for, which is the call's number, so a flag of an earlier call is never taken for one of this call

@@ -1,5 +1,5 @@
-// What a kernel knows of the other ranks of its group, how it waits for them and tells them, and the
-// small kernel before a call. docs/lab/several_gpus_protocol.md has the protocol.
+// What a kernel knows of the other ranks of its group, how it waits for them and tells them, and how
+// a call begins. docs/lab/several_gpus_protocol.md has the protocol.
 #pragma once
 
 #include <algorithm>

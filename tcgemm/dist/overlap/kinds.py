@@ -58,7 +58,7 @@ class Copy(NamedTuple):
 
     to: torch.Tensor
     begin: int | None
-    """The first byte of this rank's rows; None: the epoch, a flag."""
+    """The first byte of this rank's rows; None: a flag, which holds the call's number."""
 
 
 class Carried(NamedTuple):
@@ -138,7 +138,7 @@ def gathering(
     options: Any, begins: bool,
 ) -> KernelCall:  # fmt: skip
     """What is told of an all-gather by a ``Rank``. Rows travel a peer at a time, part by part;
-    behind each part comes its flag, which is this rank's own count of the epoch."""
+    behind each part comes its flag, which holds the number of the call."""
     mine, world = rank.transport.rank, rank.transport.world
     of_row = a.shape[1] * a.itemsize
     copies = []

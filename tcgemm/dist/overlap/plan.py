@@ -142,7 +142,7 @@ class OverlapPlan:
     they are of 2, since the compiler knows nothing of a peer's address."""
     early: bool = False
     """Of a reduce-scatter that is not carried, in Triton: the product multiplies its first tile
-    while ``enter`` runs (programmatic dependent launch)."""
+    while ``enter`` runs, where there is one (programmatic dependent launch)."""
     turn: int = 0
     """Of a reduce-scatter in CUDA, where all ranks have as many rows: so many tiles of each owner,
     those of a cluster counted as one, take turns; 0: own tiles come behind all others."""

@@ -12,6 +12,8 @@ the product itself, and copies wait for nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -85,6 +87,7 @@ class Rank:
         scales = options.scale_a if _by_rows(options.scale_a) else None
         size = world * plan.chunk * K * a.itemsize
         of_scales = 0 if scales is None else world * plan.chunk * 4
+        bias = _packed(options.bias)
         slot, number = self.begin(size + of_scales, all_have_rows(out.shape[0], world, plan))
         begins = number is not None  # else copies wait for ``enter``, and flags are of its count
         call = self._call(kernels, slot, a, b, out, plan, options, gathering, begins)
@@ -105,13 +108,14 @@ class Rank:
                 self._flag(to, slot, number, at == len(call.copies))
         yield "send"
         try:
-            here = slot.data[rank]
-            gathered = here[:size].view(a.dtype).view(world * plan.chunk, K)
-            if scales is not None:
-                here[mine : mine + 4 * len(scales)].copy_(scales.view(torch.uint8))
-                of_all = here[size : size + 4 * world * plan.chunk].view(torch.float32)
-                call = replace(call, scale_a=of_all)
-            kernels.gather(a, gathered, b, out, _packed(options.bias), options.epilogue, call, plan)
+            with _counted(kernels, call):
+                here = slot.data[rank]
+                gathered = here[:size].view(a.dtype).view(world * plan.chunk, K)
+                if scales is not None:
+                    here[mine : mine + 4 * len(scales)].copy_(scales.view(torch.uint8))
+                    of_all = here[size : size + 4 * world * plan.chunk].view(torch.float32)
+                    call = replace(call, scale_a=of_all)
+                kernels.gather(a, gathered, b, out, bias, options.epilogue, call, plan)
             yield "product"
         finally:  # a, and the epoch that flags are copied from, may change when the call has ended
             transport.join()
@@ -127,13 +131,15 @@ class Rank:
         size = prod(shape) * out.itemsize
         if plan.carried:
             return self._scatter_carried(kernels, a, b, out, plan, options, size)
+        bias = _packed(options.bias)
         slot, number = self.begin(size, all_have_rows(a.shape[0], transport.world, plan))
         begins = kernels.AWAITS or number is not None
         call = self._call(kernels, slot, a, b, out, plan, options, scattering, begins)
         if not begins:
             kernels.enter(call)
         slots = slot.data[transport.rank][:size].view(out.dtype).view(shape)
-        kernels.scatter(a, b, out, slots, _packed(options.bias), options.epilogue, call, plan)
+        with _counted(kernels, call):
+            kernels.scatter(a, b, out, slots, bias, options.epilogue, call, plan)
         self.end(options.debug, "tile")
         return out
 
@@ -142,7 +148,7 @@ class Rank:
         plan: OverlapPlan, options: Any, size: int,
     ) -> torch.Tensor:  # fmt: skip
         """The same, where blocks store the tiles of others here and copy engines carry them."""
-        transport = self.transport
+        transport, bias = self.transport, _packed(options.bias)
         slot, number = self.begin(2 * size, all_have_rows(a.shape[0], transport.world, plan))
         begins = number is not None
         call = self._call(kernels, slot, a, b, out, plan, options, carrying, begins)
@@ -155,14 +161,14 @@ class Rank:
             self._load_what_carries(kernels, call, slot)
 
         def product(tiles: str) -> None:
-            bias = _packed(options.bias)
             kernels.scatter(a, b, out, slots, bias, options.epilogue, call, plan, tiles)
 
         at_once = transport.device.type != "cuda"
         try:
             # Before the copies: where streams share a queue, it must not be behind what waits for
             # it.
-            product(OTHERS if at_once else ALL)
+            with _counted(kernels, call):
+                product(OTHERS if at_once else ALL)
             # Owner by owner, part by part: when its tiles are stored, it is copied, then its flag.
             with transport.beside():
                 for at, (owner, part, tiles, to, staged, flag) in enumerate(call.carried, 1):
@@ -206,7 +212,8 @@ class Rank:
         slot = self.memory.take(size)
         if self._number is not None:
             counts = self._has_ended and not self.transport.capturing()
-            self._number = self._number + 1 if counts else None
+            # As int32 counts.
+            self._number = (self._number + 1 + 2**31) % 2**32 - 2**31 if counts else None
         is_free = self._heard and AHEAD
         self._heard, self._has_ended = hears, False
         return slot, self._number if is_free else None
@@ -290,6 +297,18 @@ class Rank:
             f"{self._broken}. That rank has died, is late by more than the time-out, or makes "
             "another call: all ranks have to make the same calls in the same order"
         )
+
+
+@contextmanager
+def _counted(kernels: Kernels, call: KernelCall) -> Iterator[None]:
+    """Starts a product. One that begins its call and cannot be started is counted all the same, as
+    its peers count theirs: else this rank would be a call behind for ever."""
+    try:
+        yield
+    except Exception:
+        if call.begins:
+            kernels.enter(call)
+        raise
 
 
 def all_have_rows(M: int, world: int, plan: OverlapPlan) -> bool:

@@ -1,7 +1,8 @@
 """The time line of a call: what a rank did from when to when, by the clocks of its GPU.
 
 Kernels that are given ``Options.stamps`` write %globaltimer there, in nanoseconds: first the begin
-and the end of ``enter``; then, for each block and each piece of its work in the order in
+and the end of ``enter`` or, where the product begins the call, of what its first block does of it;
+then, for each block and each piece of its work in the order in
 which the rank comes to it, when the block came there, when it had seen the flag that it waits for,
 when its last tile of the piece was stored, and when its last flag was set. A piece is a part of a
 rank's rows to gather (own rows are one), or an owner's tiles to scatter.
