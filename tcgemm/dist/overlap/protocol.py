@@ -33,9 +33,6 @@ TIMEOUT_S = 600.0
 
 MOST_LOOKS = 2**31 - 2
 
-AHEAD = True
-"""Whether copies and products go ahead without ``enter`` where the slot is known to be free."""
-
 KINDS = 512
 """Kinds of calls that a rank remembers."""
 
@@ -214,7 +211,7 @@ class Rank:
             counts = self._has_ended and not self.transport.capturing()
             # As int32 counts.
             self._number = (self._number + 1 + 2**31) % 2**32 - 2**31 if counts else None
-        is_free = self._heard and AHEAD
+        is_free = self._heard
         self._heard, self._has_ended = hears, False
         return slot, self._number if is_free else None
 
