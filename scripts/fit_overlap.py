@@ -8,10 +8,9 @@ Folders are those of `tcgemm bench --several`. For each language and operation i
 flags and the pieces of tcgemm/dist/fitted.py to right rows of 16-bit operands, by the logarithm of
 predicted over measured time, and for each operation what the one-shot way takes besides its product
 and its stores. It does so for all numbers of ranks together, with what a rank more costs, and for
-each number apart, and takes what loses less where it is held out. An all-gather takes as long
-as the model of its plan says at least, which knows of tiles, and a reduce-scatter of two waves in
-CUDA no longer. The result is
-tcgemm/dist/overlapped-<gpu>.json.
+each number apart, and takes what loses less where it is held out. An all-gather takes as long as
+the model of its plan says at least, which knows of tiles, and a reduce-scatter of two waves in CUDA
+no longer. The result is tcgemm/dist/overlapped-<gpu>.json.
 
 Held out: the cases are dealt into FOLDS, and each is predicted by what is fitted to the others. It
 prints how far off that is, and what the plan loses: the time of the way that it would take over

@@ -219,8 +219,8 @@ int launch_extra(const Gemm& gemm, const Peers& peers, const Extra& extra, cudaS
     using In = decltype(in);
     using Out = decltype(out);
     const auto start = [&](auto kernel) {
-      return launch_clusters(kernel, clusters, peers.cluster, dim3(OVERLAP_THREADS), OVERLAP_BYTES, stream,
-                             maps.own, maps.a, maps.b, maps.c, plain_output(gemm.c, gemm.out),
+      return launch_clusters(kernel, clusters, peers.cluster, dim3(OVERLAP_THREADS), OVERLAP_BYTES,
+                             stream, maps.own, maps.a, maps.b, maps.c, plain_output(gemm.c, gemm.out),
                              maps.by_tma, N, order, static_cast<int>(tiles), k_tiles, peers, extra);
     };
     if constexpr (BUILT<In, Out, PLAIN> && sizeof(Out) == 2)

@@ -38,6 +38,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from .planning import Bounds
+
 NOT_THERE = "this installation has no overlapped engine (tcgemm.dist.overlap)"
 
 
@@ -54,10 +56,6 @@ def is_there() -> bool:
 def engine() -> ModuleType | None:
     """The engine; None where this installation has none. An error within it is an error."""
     return import_module(_NAME) if is_there() else None
-
-
-Bounds = tuple[tuple[str, tuple[float, float]], ...]
-"""Languages, and between what microseconds an overlapped product of theirs takes."""
 
 
 def bounds_us(op: str, M: int, N: int, K: int, dtype: str, world: int) -> Bounds:

@@ -58,6 +58,10 @@ LARGEST_TILE = {2: (128, 256), 1: (128, 128)}
 """Bytes of an element -> rows and columns of the engine's largest tile of C."""
 
 
+Bounds = tuple[tuple[str, tuple[float, float]], ...]
+"""Languages, and between what microseconds an overlapped product of theirs takes."""
+
+
 class WayPlan(NamedTuple):
     """The way that a call takes, a sentence that says why, and the times where they are known."""
 
@@ -74,7 +78,7 @@ class WayPlan(NamedTuple):
 def plan_of(
     op: str, M: int, N: int, K: int, dtype: str, world: int, host: Host, why_not: str | None,
     language: str = "", why_not_one_shot: str | None = None,
-    bounds: tuple[tuple[str, tuple[float, float]], ...] = (),
+    bounds: Bounds = (),
 ) -> WayPlan:  # fmt: skip
     """The plan of a product.
 

@@ -27,7 +27,7 @@ from ...problem import ITEMSIZE, OUTPUTS
 from .. import planning
 from ..groups import is_alive
 from ..options import ALL_GATHER, REDUCE_SCATTER, Options
-from ..planning import OVERLAPS, UNIT_BYTES
+from ..planning import OVERLAPS, UNIT_BYTES, Bounds
 from ..rows import rows_of
 from . import one_shot
 from .kinds import Kernels
@@ -88,9 +88,7 @@ def why_not(op: str, a: torch.Tensor, b: torch.Tensor, group: Any, options: Any)
 
 
 @lru_cache(maxsize=4096)
-def bounds_us(
-    op: str, M: int, N: int, K: int, dtype: str, world: int
-) -> tuple[tuple[str, tuple[float, float]], ...]:
+def bounds_us(op: str, M: int, N: int, K: int, dtype: str, world: int) -> Bounds:
     """Between what microseconds an overlapped product takes by the number of its tiles.
 
     An all-gather of less than a wave of tiles hides nothing: the tiles of rows that arrive last

@@ -71,7 +71,7 @@ def all_gather_matmul(
     world = rank.transport.world
     chunk, of_row = chunk_of(rows, world), a.shape[1] * a.itemsize
     size = world * chunk * of_row
-    slot, _ = rank.begin(size + (0 if scales is None else 4 * world * chunk), True)
+    slot, _ = rank.begin(size + (0 if scales is None else 4 * world * chunk), hears=True)
     key = (
         rows,
         of_row,
@@ -111,7 +111,7 @@ def matmul_reduce_scatter(
     partial = out.new_empty((rows, N))
     product(a, b, out=partial, **asked)
     chunk, of_row = chunk_of(rows, rank.transport.world), N * out.itemsize
-    slot, _ = rank.begin(rank.transport.world * chunk * of_row, True)
+    slot, _ = rank.begin(rank.transport.world * chunk * of_row, hears=True)
     key = (rows, of_row, out.dtype, debug, slot.number, slot.data_addresses.data_ptr())
     call = rank.kinds.get(key)
     if call is None:

@@ -88,8 +88,6 @@ class Rank:
         slot, number = self.begin(size + of_scales, all_have_rows(out.shape[0], world, plan))
         begins = number is not None  # else copies wait for ``enter``, and flags are of its count
         call = self._call(kernels, slot, a, b, out, plan, options, gathering, begins)
-        if not begins:
-            kernels.enter(call)
         yield "enter"
         # Before the product is started: where streams share a queue, it must not be behind it.
         transport.fork()
@@ -132,8 +130,6 @@ class Rank:
         slot, number = self.begin(size, all_have_rows(a.shape[0], transport.world, plan))
         begins = kernels.AWAITS or number is not None
         call = self._call(kernels, slot, a, b, out, plan, options, scattering, begins)
-        if not begins:
-            kernels.enter(call)
         slots = slot.data[transport.rank][:size].view(out.dtype).view(shape)
         with _counted(kernels, call):
             kernels.scatter(a, b, out, slots, bias, options.epilogue, call, plan)
@@ -147,12 +143,9 @@ class Rank:
         """The same, where blocks store the tiles of others here and copy engines carry them."""
         transport, bias = self.transport, _packed(options.bias)
         slot, number = self.begin(2 * size, all_have_rows(a.shape[0], transport.world, plan))
-        begins = number is not None
-        call = self._call(kernels, slot, a, b, out, plan, options, carrying, begins)
+        call = self._call(kernels, slot, a, b, out, plan, options, carrying, number is not None)
         here = slot.data[transport.rank][:size].view(out.dtype)
         slots = here.view(transport.world, plan.chunk, b.shape[1])
-        if not begins:
-            kernels.enter(call)
         transport.fork()
         if not self._has_carried:
             self._load_what_carries(kernels, call, slot)
@@ -261,10 +254,21 @@ class Rank:
         self, kernels: Kernels, slot: Slot, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
         plan: OverlapPlan, options: Any, made: Any, begins: bool,
     ) -> KernelCall:  # fmt: skip
-        """What ``made`` tells of such a call, or told of one before."""
+        """What ``made`` tells of such a call, or told of one before. ``begins``: the product begins
+        it; else ``enter`` does, here."""
         if not (options.scale_a is None and options.scale_b is None and options.stamps is None):
-            fresh: KernelCall = made(self, kernels, slot, a, out, plan, options, begins)
-            return replace(fresh, kept=None)
+            call = replace(made(self, kernels, slot, a, out, plan, options, begins), kept=None)
+        else:
+            call = self._kept_call(kernels, slot, a, b, out, plan, options, made, begins)
+        if not begins:
+            kernels.enter(call)
+        return call
+
+    def _kept_call(
+        self, kernels: Kernels, slot: Slot, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+        plan: OverlapPlan, options: Any, made: Any, begins: bool,
+    ) -> KernelCall:  # fmt: skip
+        """Of a call that has no tensor of its own in it: made once."""
         key = (
             made, begins, kernels, plan, a.shape, b.shape, b.stride(), out.shape, a.dtype,
             options.epilogue, options.bias is None, options.debug, self.spare_sms,

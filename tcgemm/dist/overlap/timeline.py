@@ -2,10 +2,10 @@
 
 Kernels that are given ``Options.stamps`` write %globaltimer there, in nanoseconds: first the begin
 and the end of ``enter`` or, where the product begins the call, of what its first block does of it;
-then, for each block and each piece of its work in the order in
-which the rank comes to it, when the block came there, when it had seen the flag that it waits for,
-when its last tile of the piece was stored, and when its last flag was set. A piece is a part of a
-rank's rows to gather (own rows are one), or an owner's tiles to scatter.
+then, for each block and each piece of its work in the order in which the rank comes to it, when the
+block came there, when it had seen the flag that it waits for, when its last tile of the piece was
+stored, and when its last flag was set. A piece is a part of a rank's rows to gather (own rows are
+one), or an owner's tiles to scatter.
 
 The GPUs' clocks differ. Each call here begins behind a barrier of all ranks, so the median of the
 differences of the begins is the difference of the clocks, within a few microseconds.
