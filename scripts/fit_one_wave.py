@@ -102,14 +102,16 @@ def since_stored_in_rows(tree: str, problem: Problem, plan: Mapping[str, int]) -
 def since_chunks_in_ring(
     problem: Problem, plan: Mapping[str, int], us: float
 ) -> tuple[dict[str, int], float]:
-    """A raced plan with the stages that its tile has now, and what it takes with them.
+    """A raced plan with the stages that its tile has in its ring, and what it takes with them; of
+    a B in whole panels, since what fewer rows have gained no model knows.
 
     That is what it took, of fewer steps along K than it had stages, and of a large tile, whose
     chunks were in the ring before; and of 128 x 128, whose stages more were not timed.
     """
     tile = plan["BLOCK_M"], plan["BLOCK_N"]
     divided, float32 = plan["SPLITS"] > 1, problem.dtype_out == "float32"
-    stages = tiles.stages(*tile, divided, float32, problem.plain)
+    now = {**plan, "NUM_STAGES": tiles.stages(*tile, divided, float32, problem.plain)}
+    stages = tiles.in_whole_panels(now)["NUM_STAGES"]
     steps = -(-problem.K // (TILE_K * plan["SPLITS"]))
     timed = tile != (128, 128) and not tiles.chunks_in_ring(*tile)
     if timed and plan["NUM_STAGES"] < min(stages, steps):

@@ -199,15 +199,23 @@ def test_a_c_by_columns_is_timed_as_its_transpose():
     caller calls M and N."""
     problem = problem_of(48, 2000, 512)
     by_columns = replace(problem, c_strides=(1, 48))
-    plan = {"BLOCK_M": 64, "BLOCK_N": 128, "CLUSTER_M": 2, "CLUSTER_N": 1, "SPLITS": 1}
+    plan = {"BLOCK_M": 64, "BLOCK_N": 128, "CLUSTER_M": 2, "CLUSTER_N": 1, "NUM_STAGES": 8}
     assert offered.by_rows(problem, "skinny", plan) == (problem, plan)
     seen, same = offered.by_rows(by_columns, "one_wave", plan)
     assert (seen.M, seen.N, seen.c_strides[1]) == (2000, 48, 1)
     assert same == plan
     _, turned = offered.by_rows(by_columns, "skinny", plan)
-    assert turned == {"BLOCK_N": 64, "BLOCK_M": 128, "CLUSTER_N": 2, "CLUSTER_M": 1, "SPLITS": 1}
+    assert turned == {
+        "BLOCK_N": 64,
+        "BLOCK_M": 128,
+        "CLUSTER_N": 2,
+        "CLUSTER_M": 1,
+        "NUM_STAGES": 8,
+    }
     for name, plan in offered.plans(by_columns, ["one_wave", "wgmma_persistent"]):
-        assert offered.by_rows(by_columns, name, plan)[1] == plan
+        timed = offered.by_rows(by_columns, name, plan)[1]
+        assert {**timed, "NUM_STAGES": 0} == {**plan, "NUM_STAGES": 0}
+        assert timed["NUM_STAGES"] <= plan["NUM_STAGES"]
 
 
 def test_what_was_not_raced_is_left_alone():

@@ -116,8 +116,9 @@ def test_right_in_every_tile(build, tmp_path):
             check(source, shape, layout, (BF16, out), turned)
 
 
-# BLOCK_M, BLOCK_N, DIVIDES, the type of C, and as many stages as fit where chunks lie in the ring.
-RINGS = [(64, 96, 0, BF16, 9), (128, 64, 0, F32, 9), (64, 128, 1, BF16, 9)]
+# BLOCK_M, BLOCK_N, DIVIDES, the type of C, and as many stages as fit where chunks lie in the ring:
+# of 96 columns those are of a B along K, and of one in whole panels there are nine.
+RINGS = [(64, 96, 0, BF16, 11), (128, 64, 0, F32, 9), (64, 128, 1, BF16, 9)]
 
 
 @pytest.mark.parametrize("ring", RINGS, ids=str)
@@ -546,11 +547,22 @@ def test_a_long_k_of_few_tiles_is_divided_among_all_sms():
         assert (plan["BLOCK_M"], plan["BLOCK_N"], plan["SPLITS"]) == (128, 128, 3)
 
 
+def test_models_of_plans_know_the_stages_that_were_raced():
+    """Of a B in whole panels: 32 KB a stage, where its rows alone are 28."""
+    offered = import_module("tcgemm.cuda_ref.planning.offered")
+    asked = problem(256, 6144, 4096, "nt")
+    config = {"BLOCK_M": 128, "BLOCK_N": 96, "CLUSTER_M": 1, "CLUSTER_N": 1, "SPLITS": 1, "PDL": 1}
+    plan = one_wave.divide(config, asked, 132, False)
+    assert plan["NUM_STAGES"] == 8
+    assert offered.by_rows(asked, "one_wave", plan) == (asked, {**plan, "NUM_STAGES": 7})
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 def test_chunks_in_the_ring_leave_a_large_tile_its_stages(parts):
     asked = problem(1536, 1536, 4096)
     config = {"BLOCK_M": 192, "BLOCK_N": 96, "CLUSTER_M": 1, "CLUSTER_N": 1, "SPLITS": parts}
-    assert one_wave.divide({**config, "PDL": 1}, asked, 132, False)["NUM_STAGES"] == 5
+    # Of a B along K. Of one in whole panels there is room for five.
+    assert one_wave.divide({**config, "PDL": 1}, asked, 132, False)["NUM_STAGES"] == 6
 
 
 @pytest.mark.parametrize("shape", [(1168, 560, 7632), (205, 4272, 5424)])

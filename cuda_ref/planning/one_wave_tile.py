@@ -75,6 +75,7 @@ FEWEST_STAGES, MOST_STAGES = 4, 12
 
 ENOUGH_STAGES = {
     (64, 128, False): 8,
+    (64, 144, False): 7,
     (128, 128, False): 6,
     (128, 128, True): 6,
 }
@@ -82,7 +83,8 @@ ENOUGH_STAGES = {
 enough. With one more 128 x 128 took 1 % longer at three of four raced products, and with its K in
 parts it was not raced; 64 x 128 took up to 1 % longer at three of five, and 18 % at
 1024 x 1024 x 8192 (nt). Of other tiles, and where K is divided, one more gains 3 % in the mean
-(reports/nvidia-h200/trials/one_wave_stages.csv)."""
+(reports/nvidia-h200/trials/one_wave_stages.csv). 64 x 144 took 8 % longer with eight than with
+seven at the product where both were raced (reports/nvidia-h200/trials/tight_stages.csv)."""
 
 
 def splits_lines(problem: Any) -> bool:
@@ -140,9 +142,10 @@ def chunks_in_ring(block_m: int, block_n: int) -> bool:
     return swaps(block_m) or block_m * block_n > 128 * 128
 
 
-def rows_of_b(block_n: int) -> int:
-    """Rows of B in a stage: as B_ROWS in one_wave/build.cuh."""
-    return 48 if block_n == 48 else whole_panels(block_n)
+def rows_of_b(block_n: int, peers: int = 1) -> int:
+    """Rows in a stage of a B along K, which ``peers`` blocks load; of another it has whole panels.
+    As B_ROWS in one_wave/build.cuh."""
+    return ceil_div(block_n, 8 * peers) * 8 * peers
 
 
 def whole_panels(block_n: int) -> int:
@@ -193,7 +196,7 @@ def resident(config: Mapping[str, int], problem: Any) -> int:
     warps = rows // 64 * 4 + 1
     registers = -(-(THREAD_REGISTERS + cols // 2) // 8) * 8  # of a thread: a warp has them by 256
     chunks = _chunk_bytes(rows, cols, 4 if problem.dtype_out == "float32" else 2)
-    ring = ceil_div(problem.K, TILE_K) * _stage_bytes(rows, cols)
+    ring = ceil_div(problem.K, TILE_K) * _stage_bytes(rows, whole_panels(cols))
     # Of other tiles too chunks may lie in the ring, so that there is room for more blocks than are
     # counted: plans of so many were not raced.
     in_ring = chunks_in_ring(block_m, block_n)
@@ -266,7 +269,12 @@ def plan_of(config: Mapping[str, int], problem: Any, sms: int, transposed: bool)
         "BLOCK_N": block_n,
         "BLOCK_K": TILE_K,
         "NUM_STAGES": stages(
-            block_m, block_n, splits > 1, problem.dtype_out == "float32", problem.plain
+            block_m,
+            block_n,
+            splits > 1,
+            problem.dtype_out == "float32",
+            problem.plain,
+            cluster_n if swaps(block_m) else cluster_m,
         ),
         "CLUSTER_M": cluster_m,
         "CLUSTER_N": cluster_n,
@@ -276,20 +284,33 @@ def plan_of(config: Mapping[str, int], problem: Any, sms: int, transposed: bool)
 
 
 @cache
-def stages(block_m: int, block_n: int, divided: bool, float32: bool, plain: bool) -> int:
-    """As many as fit behind barriers and chunks, as shared_bytes in one_wave/build.cuh counts.
+def stages(
+    block_m: int, block_n: int, divided: bool, float32: bool, plain: bool, peers: int = 1
+) -> int:
+    """As many as fit behind barriers and chunks where the kernel's B lies along K. Of one in whole
+    panels the kernel takes as many of these as fit (STAGES in one_wave/build.cuh).
 
     Args:
         divided: K is, so that the kernel stores float32 sums and nothing follows.
         float32: C is, else of 16 bits.
         plain: nothing follows the product.
+        peers: blocks of a cluster that share the kernel's B.
     """
     rows, cols = _as_multiplied(block_m, block_n)
     chunks = _chunk_bytes(rows, cols, 4 if divided or float32 else 2)
     if plain or divided or chunks_in_ring(block_m, block_n):
         chunks = 0  # beside the ring
     most = ENOUGH_STAGES.get((rows, cols, divided), MOST_STAGES)
-    return min(most, (ROOM - chunks) // _stage_bytes(rows, cols))
+    return min(most, (ROOM - chunks) // _stage_bytes(rows, rows_of_b(cols, peers)))
+
+
+def in_whole_panels(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan with the stages that there are of a B in whole panels, as all had when they were
+    raced: what the models of plans know."""
+    rows, cols = _as_multiplied(plan["BLOCK_M"], plan["BLOCK_N"])
+    panels = cols if cols == 48 else whole_panels(cols)
+    most = ROOM // _stage_bytes(rows, panels)
+    return {**plan, "NUM_STAGES": min(plan["NUM_STAGES"], most)}
 
 
 ROOM = 1024 * shared_kb((9, 0)) - 1024
@@ -302,8 +323,8 @@ def _as_multiplied(block_m: int, block_n: int) -> tuple[int, int]:
 
 
 def _stage_bytes(rows: int, cols: int) -> int:
-    """Of A's and B's boxes in one stage of the ring."""
-    return (rows + rows_of_b(cols)) * TILE_K * 2
+    """Of so many rows of A and of B in one stage of the ring."""
+    return (rows + cols) * TILE_K * 2
 
 
 def _chunk_bytes(rows: int, cols: int, element_bytes: int) -> int:

@@ -55,9 +55,9 @@ __global__ void __launch_bounds__(THREADS, 1)
   using SharesB = Shares<B, BLOCK_N, B_PEERS>;
   constexpr bool FUSED = std::is_same_v<Extra, Fused>;
   extern __shared__ __align__(1024) uint8_t shared[];
-  uint8_t* stages = shared + RING_AT<Out>;
+  uint8_t* stages = shared + RING_AT<Out, B>;
   const uint32_t ring = shared_address(stages), full = shared_address(shared);
-  const uint32_t empty = full + 8 * NUM_STAGES, arrivals = empty + 8 * NUM_STAGES;  // of C_in
+  const uint32_t empty = full + 8 * STAGES<B>, arrivals = empty + 8 * STAGES<B>;  // of C_in
 
   const int tiles = wave.rows * wave.cols, part = DIVIDES ? wave.by_tiles.quotient(blockIdx.x) : 0;
   const InCluster block = InCluster::here();
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   const bool produces = threadIdx.x == 128 * CONSUMERS;
   if (produces) prefetch_tensormaps(a_map, b_map, c_map, plain);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < NUM_STAGES; ++stage) {
+    for (int stage = 0; stage < STAGES<B>; ++stage) {
       mbarrier_init(full + 8 * stage, 1);
       mbarrier_init(empty + 8 * stage, 4 * CONSUMERS * PEERS);
     }
@@ -77,9 +77,9 @@ __global__ void __launch_bounds__(THREADS, 1)
       for (int i = 0; i < CONSUMERS * CHUNKS<Out>; ++i) mbarrier_init(arrivals + 8 * i, 1);
     fence_mbarrier_init();
   }
-  const int used = min(count, NUM_STAGES);
-  zero_rows<THREADS>(stages, STAGE_BYTES, used, SharesA::rows(wave.a_box), BLOCK_M);
-  zero_rows<THREADS>(stages + A_BYTES, STAGE_BYTES, used, SharesB::rows(wave.b_box), BLOCK_N);
+  const int used = min(count, STAGES<B>);
+  zero_rows<THREADS>(stages, STAGE_BYTES<B>, used, SharesA::rows(wave.a_box), BLOCK_M);
+  zero_rows<THREADS>(stages + A_BYTES, STAGE_BYTES<B>, used, SharesB::rows(wave.b_box), BLOCK_N);
   __syncthreads();
   if constexpr (CLUSTER > 1) {
     barrier_cluster_arrive_relaxed();
@@ -103,12 +103,12 @@ __global__ void __launch_bounds__(THREADS, 1)
       uint32_t stage = 0, phase = 0;
       for (int i = 0; i < count; ++i) {
         mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
-        const uint32_t barrier = full + 8 * stage, to = ring + stage * STAGE_BYTES;
+        const uint32_t barrier = full + 8 * stage, to = ring + stage * STAGE_BYTES<B>;
         const int k = (first + i) * BLOCK_K;
         mbarrier_arrive_expect_tx(barrier, bytes);
         SharesA::load(to, &a_map, barrier, block.n, beside, m, k, wave.a_box, wave.a_once);
         SharesB::load(to + A_BYTES, &b_map, barrier, block.m, above, n, k, wave.b_box, wave.b_once);
-        if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
+        if (++stage == STAGES<B>) stage = 0, phase ^= 1;
       }
     }
     __syncwarp();
@@ -130,24 +130,24 @@ __global__ void __launch_bounds__(THREADS, 1)
     uint32_t stage = 0, phase = 0;
     for (int i = 0; i < count; ++i) {
       mbarrier_try_wait_parity(full + 8 * stage, phase);
-      const uint32_t offset = stage * (STAGE_BYTES >> 4);
+      const uint32_t offset = stage * (STAGE_BYTES<B> >> 4);
       wgmma_fence();
       multiply<In, A, B>(d, a_desc + offset, b_desc + offset, i > 0);
       wgmma_commit_group();
       // One group stays in flight; the one before has read its stage, which goes back.
       wgmma_wait_group<1>();
       // Nobody waits for the last ones: their arrivals could reach a block that has left.
-      if (i > 0 && i - 1 + NUM_STAGES < count && lane < PEERS) {
-        const uint32_t barrier = empty + 8 * (stage == 0 ? NUM_STAGES - 1 : stage - 1);
+      if (i > 0 && i - 1 + STAGES<B> < count && lane < PEERS) {
+        const uint32_t barrier = empty + 8 * (stage == 0 ? STAGES<B> - 1 : stage - 1);
         if constexpr (CLUSTER > 1)
           mbarrier_arrive_cluster(barrier, waiting);
         else
           mbarrier_arrive(barrier);
       }
-      if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
+      if (++stage == STAGES<B>) stage = 0, phase ^= 1;
     }
     wgmma_wait_group<0>();
-    if (CHUNKS_IN_RING<Out>) bar_sync(1 + CONSUMERS, 128 * CONSUMERS);  // all have read all stages
+    if (CHUNKS_IN_RING<Out, B>) bar_sync(1 + CONSUMERS, 128 * CONSUMERS);  // all have read
     if constexpr (SWAPS)
 #pragma unroll
       for (int of = 0; of < MMAS; ++of, tile.m += 64, tile.buffers += SWAPPED_BYTES<BLOCK_N>)
@@ -179,9 +179,9 @@ int launch_wave(const Gemm& gemm, const CUtensorMap& c_map, const Output& plain,
   return with_majors(a_major, b_major, [&](auto a, auto b) {
     if constexpr (b == Major::K || BLOCK_N > 48)
       return launch_clusters(!IN_ORDER || steps < IN_ORDER_STEPS, one_wave<In, Out, a, b, Extra>,
-                             clusters, CLUSTER, dim3(THREADS), shared_bytes<Out>(steps), stream,
+                             clusters, CLUSTER, dim3(THREADS), shared_bytes<Out, b>(steps), stream,
                              a_map, b_map, c_map, plain, wave, extra);
-    return int{cudaErrorNotSupported};  // a stage of 48 columns has no room for a panel of 64
+    return int{cudaErrorNotSupported};  // 48 columns are those of a B along K alone
   });
 }
 

@@ -13,11 +13,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..host import storage, tile_blocks
-from . import ordering
+from . import bands
 
 load_block = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_block = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-grouped = gluon.jit(ordering.grouped.fn)
+in_bands = gluon.jit(bands.in_bands.fn)
 
 OVERLAP = gl.constexpr(storage.OVERLAP)
 MOST_BLOCKS = gl.constexpr(tile_blocks.MOST_BLOCKS)
@@ -54,7 +54,7 @@ def place(tile, tiles_m, tiles_n, batches, CONFIG: gl.constexpr):
     if CONFIG.BATCHED:
         batch = batches - 1 - tile // (tiles_m * tiles_n)
         tile = tile % (tiles_m * tiles_n)
-    tile_m, tile_n = grouped(tiles_m * tiles_n - 1 - tile, tiles_m, tiles_n, CONFIG.GROUP_M)
+    tile_m, tile_n = in_bands(tiles_m * tiles_n - 1 - tile, tiles_m, tiles_n, CONFIG.GROUP_M)
     return batch, tile_m, tile_n
 
 
@@ -102,7 +102,14 @@ def load_subtiles(c_in, matrix, m, n, c_ring, CONSUMERS: gl.constexpr, phase):
         mbarrier.expect(full.index(part), SUBTILES * c_in.block_type.nbytes)
         for subtile in gl.static_range(SUBTILES):
             at = [m + part * PART_M, n + subtile * WIDTH]
-            load(c_in, matrix, at, full.index(part), buffers.index(part * SUBTILES + subtile))
+            load(c_in, matrix, at, full.index(part), buffer_of(buffers, subtile, part, SUBTILES))
+
+
+@gluon.jit
+def buffer_of(buffers, number, part: gl.constexpr, BUFFERS: gl.constexpr):
+    """A consumer's buffer for its subtile of that number, of BUFFERS that each consumer has."""
+    CONSUMERS: gl.constexpr = buffers.shape[0] // BUFFERS
+    return buffers.index(number % BUFFERS * CONSUMERS + part)
 
 
 @gluon.jit
@@ -128,8 +135,9 @@ def ring_of(x, count: gl.constexpr, CONFIG: gl.constexpr):
 @gluon.jit
 def ring_of_c(c, a_ring, COUNT: gl.constexpr, CONFIG: gl.constexpr):
     """Shared memory of ``COUNT`` epilogue subtiles of C, which are what a descriptor's blocks are;
-    of a C that is a pointer, as many rows as a block of A has. Parts of K need none."""
-    if CONFIG.IN_PARTS:
+    of a C that is a pointer, as many rows as a block of A has. Parts of K need none, and with a
+    COUNT of 0 subtiles lie in A's blocks: a consumer's in those that it alone has read."""
+    if CONFIG.IN_PARTS or COUNT == 0:
         return a_ring
     elif CONFIG.UNALIGNED_C:
         ROWS: gl.constexpr = a_ring.shape[2 if CONFIG.A_TRANSPOSED else 1]

@@ -2,7 +2,7 @@
 
 A subtile is all rows of the tile and a part of its columns. Each warpgroup alternates between its
 BUFFERS buffers of a subtile: it writes one while the TMA unit reads the other, and goes on to its
-next tile while the last are still being read.
+next tile while the last are still being read. Where it has no next tile, these are its blocks of A.
 
     C = activation(alpha * scale_a * scale_b * acc + beta * C_in + bias)
 
@@ -27,7 +27,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from .blocks import pairs, store
+from .blocks import buffer_of, pairs, store
 from .epilogue import activate, through
 
 
@@ -160,9 +160,9 @@ def store_subtile(
     WRITE: gl.constexpr = CONFIG.AUX == "write"
     STORES: gl.constexpr = 2 if WRITE and stride_zm is None else 1
     LAST: gl.constexpr = STORES * (FIRST + subtile + 1) - 1
-    buffer = as_block_of(c, buffers.index(part * BUFFERS + LAST % BUFFERS))
+    buffer = as_block_of(c, buffer_of(buffers, LAST, part, BUFFERS))
     if STORES == 2:
-        first = buffers.index(part * BUFFERS + (LAST - 1) % BUFFERS)
+        first = buffer_of(buffers, LAST - 1, part, BUFFERS)
         store_by_tma(z, first, x, batch, m, column, BUFFERS - 1, CONFIG)
     elif WRITE:
         at, inside = places(x, batch, m, column, size, fused)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .blocks import OVERLAP, halves, swizzled
+from .blocks import OVERLAP, buffer_of, halves, swizzled
 
 
 @gluon.constexpr_function
@@ -156,6 +156,6 @@ def store_unaligned(
         else:
             x = subtiles_of(tile[2], THIRD - SECOND)[number - SECOND]
         before = store_subtile(
-            c, stride, buffers.index(part * BUFFERS + number % BUFFERS), x, before, m, n,
+            c, stride, buffer_of(buffers, number, part, BUFFERS), x, before, m, n,
             n + number * COLUMNS, size, ROWS, COLUMNS,
         )  # fmt: skip

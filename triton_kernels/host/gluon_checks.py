@@ -24,6 +24,30 @@ def check_parts(c: torch.Tensor, fusion: Any, SPLITS: int, steps: int) -> None:
         raise ValueError(f"SPLITS={SPLITS} parts of K need as many steps of it, and it has {steps}")
 
 
+def check_buffers(
+    BUFFERS: int, BLOCK_K: int, columns: int, types: tuple[torch.dtype, torch.dtype], fusion: Any,
+    by_tma: bool,
+) -> None:  # fmt: skip
+    """Raise ValueError where subtiles of C, of so many columns, cannot pass through the stages.
+
+    Args:
+        types: of A and C.
+        by_tma: TMA stores C.
+    """
+    if BUFFERS:
+        return
+    name = "BUFFERS=0 stores C through the stages, "
+    if types[0] != types[1] or types[0].itemsize != 2:
+        raise ValueError(f"{name}of one 16-bit type, and these are {types[0]} and {types[1]}")
+    if columns > BLOCK_K:
+        raise ValueError(
+            f"{name}a subtile in a block of A: {columns} columns do not fit BLOCK_K={BLOCK_K}"
+        )
+    if not by_tma or getattr(fusion, "c", None) is not None:
+        what = "a C_in or a sum beside it" if by_tma else "a C that TMA cannot store"
+        raise ValueError(f"{name}and {what} has no place there: BUFFERS=1")
+
+
 def check_across(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, compute: str, fusion: Any,
     SWAP: int | None, rows: int,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
+from triton.experimental.gluon import language as gl
 
 from ..device import matrix_parts
 from ..device.blocks import step_of
@@ -15,7 +17,7 @@ from ..device.row_sums import PARTS
 from ..device.sums import add
 from .descriptors import describe, reachable, storable, stored
 from .fused_arguments import batch_size, batch_strides, finishes, operands
-from .gluon_checks import check_across, check_parts, check_transposed
+from .gluon_checks import check_across, check_buffers, check_parts, check_transposed
 from .gluon_descriptors import in_eights, of_float64, rounding, swizzled
 from .recording import Step
 from .runtime import cdiv, programs
@@ -60,11 +62,16 @@ class Config:
     UNALIGNED_C: int
     """Columns of an epilogue subtile where TMA cannot store C and threads do, by vectors of 16
     bytes, which c is a pointer for; 0: TMA stores C."""
+    MOVES_REGISTERS: bool
+    """From the producer to the consumers, as their accumulators need."""
     ROW_SCALES_A: bool
     ROW_SCALES_B: bool
     BIAS_ROWS: bool
     ACTIVATION: str
 
+
+MAY_KEEP_REGISTERS = signature(gl.warp_specialize).parameters["worker_num_regs"].default is None
+"""Since Triton 3.7 registers need not move."""
 
 FINISHING = ("ROW_SCALES_A", "ROW_SCALES_B", "BIAS_ROWS", "ACTIVATION")
 """The constants of ``Config`` that ``epilogue.operands`` gives."""
@@ -106,6 +113,8 @@ def arguments(
     described_b = [describe(b, (BLOCK_K, width), b_transposed, of_b) for width in widths]
     by_tma = in_parts or c_transposed or storable(c)
     subtile = subtile_columns(BLOCK_N, REST, SUBTILES)
+    types = a.dtype, c.dtype
+    check_buffers(BUFFERS, BLOCK_K, subtile, types, fusion, by_tma)
     described_c = [c]
     if in_parts:
         described_c = [None]
@@ -139,6 +148,8 @@ def arguments(
         parts = matrix_parts.workspace(SPLITS, rows, columns, a, summed_in(compute))
     larger = a if M > N else b
     streamed = (larger, max(larger.stride())) if L2_PREFETCH and batches == 1 else (None, None)
+    promote = compute == "tf32x3"
+    promote |= fusion is not None and a.itemsize == 1 and compute == "float32"
     config = Config(
         GROUP_M=GROUP_M,
         A_TRANSPOSED=a_transposed,
@@ -153,22 +164,50 @@ def arguments(
         A_TERMS=1 if ACROSS else terms,
         BATCHED=batches > 1,
         IN_PARTS=in_parts,
-        PROMOTE=compute == "tf32x3"
-        or (fusion is not None and a.itemsize == 1 and compute == "float32"),
+        PROMOTE=promote,
         FUSED=finishes(finished),
         SCALED=scaled,
         STAGED=staged is not None,
         AUX=aux,
         UNALIGNED_C=0 if by_tma else subtile,
+        MOVES_REGISTERS=moves_registers(
+            CONSUMERS, part * BLOCK_N // 128 * (1 + promote), finishes(finished)
+        )
+        or bool(ACROSS or aux)
+        or a.dtype == torch.float64,
         **{name: constants[name] for name in FINISHING},
     )
-    grid = (min(programs(a), batches * cdiv(M, BLOCK_M) * cdiv(N, step_of(BLOCK_N, config))),)
+    tiles = batches * cdiv(M, BLOCK_M) * cdiv(N, step_of(BLOCK_N, config))
+    # Through its stages a program can store one tile: it has no other, on however few SMs.
+    grid = (min(programs(a), tiles) if BUFFERS else tiles,)
     options = {"NUM_STAGES": NUM_STAGES, "CONSUMERS": CONSUMERS, "BUFFERS": BUFFERS}
     described = (described_a, *three(described_b), *three(described_c), staged, *streamed)
     last = {"CONFIG": config, **options, "num_warps": 4, "launch_pdl": True}
     finishing = (c_in, bias, scale_a, scale_b, alpha, beta, *strides, batch_in)
     stride_cm = None if by_tma else c.stride(0)
     return grid, (*described, M, N, K, batches, *finishing, stride_cm, parts, total), last
+
+
+OF_A_THREAD = {1: 255, 2: 168, 3: 128}
+"""Warpgroups that multiply -> registers of each thread of a program, as it starts: the producer's
+warp brings three others with it."""
+
+ACCUMULATORS, BESIDE_AN_EPILOGUE = 2 / 3, 1 / 2
+"""Share of a thread's registers that accumulators may have where nothing follows the product, and
+what they have less than where something does: then nothing spills."""
+
+
+def moves_registers(CONSUMERS: int, accumulators: int, fused: bool) -> bool:
+    """Whether registers have to move from the producer's threads to the consumers'.
+
+    Before they do all warps wait for each other, three times before the first load: at 512 cubed
+    that is 0.1 us (docs/lab/triton_warp_specialized.md). Before Triton 3.7 they always move.
+    """
+    of_a_thread = OF_A_THREAD[CONSUMERS]
+    many = accumulators > ACCUMULATORS * of_a_thread
+    if fused:
+        many = accumulators >= BESIDE_AN_EPILOGUE * of_a_thread
+    return not MAY_KEEP_REGISTERS or many
 
 
 def three(some: list[Any]) -> list[Any]:

@@ -6,13 +6,14 @@ Adds:     warps with a role. One producer warp does nothing but issue TMA loads;
           warpgroups multiplies its own BLOCK_M / CONSUMERS rows of the tile. They meet in a ring
           of NUM_STAGES stages and two barriers a stage: ``full`` counts the bytes that arrive,
           ``empty`` the consumers that are done. The producer runs ahead into the next tile, which
-          multiplies while C of this one is stored in SUBTILES; registers move from the producer,
-          which keeps 24 a thread, to the consumers, up to 240. While the kernel before still
-          runs, barriers are set up and, with L2_PREFETCH, the first steps of the larger operand
-          prefetched. Blocks have sides that are powers of two; a tile of 224 columns is 128 and
-          REST = 64 + 32: as many blocks of B a stage and accumulators a consumer. With SWAP rows
-          of C are wgmma's n: 134 of them are 144 = 128 + 16, where m would make them 192. With
-          SPLITS K is divided, a part is as a product of a batch, and a second launch adds them.
+          multiplies while C of this one is stored in SUBTILES. Where accumulators are many,
+          registers move to the consumers from the producer, which keeps 24 a thread. While the
+          kernel before still runs, barriers are set up and, with L2_PREFETCH, the first steps of
+          the larger operand prefetched. Blocks have sides that are powers of two; a tile of 224
+          columns is 128 and REST = 64 + 32: as many blocks of B a stage and accumulators a
+          consumer. With SWAP rows of C are wgmma's n: 134 of them are 144 = 128 + 16, where m
+          would make them 192. With SPLITS K is divided, a part is as a product of a batch, and a
+          second launch adds them.
 Missing:  clusters, whose blocks share an operand by TMA multicast: Triton 3.6 has none.
 
 Tiles:    C in block tiles of BLOCK_M x BLOCK_N, many a program, from the last to the first; K in
@@ -32,15 +33,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..device import across_k, by_mma_sync, row_sums
+from ..device import across_k, by_mma_sync, promoted, row_sums
 from ..device.accumulators import load_blocks, rings_of, start_others, wait_for_mmas, zeros_of
 from ..device.blocks import (
     barriers,
@@ -65,8 +61,9 @@ from ..host.runtime import tl
 
 
 @gluon.jit
-def produce(a, b, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
+def produce(loaded, CONFIG: gl.constexpr):
     """One warp: every block of A, B and C_in of every tile of this program, in order."""
+    a, b, c_in, ring, c_ring, size = loaded
     a_ring, b_rings, full, empty = ring
     _, _, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
@@ -111,16 +108,17 @@ def produce(a, b, c_in, ring, c_ring, size, CONFIG: gl.constexpr):
 
 
 @gluon.jit
-def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constexpr):
+def consume(read, part: gl.constexpr, CONFIG: gl.constexpr):
     """One warpgroup: rows ``part`` of every tile of this program."""
+    ring, c_ring, c, size, fused = read
     a_ring, b_rings, full, empty = ring
     M, N, K, batches = size
     NUM_STAGES: gl.constexpr = full.shape[0]
-    TERMS: gl.constexpr = CONFIG.TERMS
     CONSUMERS: gl.constexpr = a_ring.shape[0] // (NUM_STAGES * CONFIG.A_TERMS)
     PART_M: gl.constexpr = a_ring.shape[2 if CONFIG.A_TRANSPOSED else 1]
     BLOCK_K: gl.constexpr = a_ring.shape[1 if CONFIG.A_TRANSPOSED else 2]
     BLOCK_N: gl.constexpr = b_rings[0].shape[1 if CONFIG.B_TRANSPOSED else 2] + CONFIG.REST
+    # Of a subtile for each consumer, or as many blocks of A as a consumer reads.
     BUFFERS: gl.constexpr = c_ring[0].shape[0] // CONSUMERS
     tiles_m, tiles_n, tiles = tiles_of(size, PART_M * CONSUMERS, BLOCK_N, CONFIG)
     slot, phase, c_phase = 0, 0, 0
@@ -136,39 +134,22 @@ def consume(ring, c_ring, c, size, fused, part: gl.constexpr, CONFIG: gl.constex
             accs, slot, phase = by_mma_sync.product(ring, zeros, slot, phase, steps, part, CONFIG)
         elif CONFIG.ACROSS:
             accs, slot, phase = across_k.product(ring, zeros, slot, phase, steps, part, CONFIG)
+        elif CONFIG.PROMOTE:
+            accs, slot, phase = promoted.product(ring, zeros, slot, phase, steps, part, CONFIG)
         else:
             for step in range(steps):
                 mbarrier.wait(full.index(slot), phase)
-                first_a, first_b = (slot * CONSUMERS + part) * TERMS, slot * TERMS
-                a_block = a_ring.index(first_a)
+                a_block = a_ring.index(slot * CONSUMERS + part)
                 x = a_block.permute((1, 0)) if CONFIG.A_TRANSPOSED else a_block
-                y = block_of(b_rings[0], first_b, CONFIG)
-                if CONFIG.PROMOTE:
-                    # Each step's sum is added in float32, while another warpgroup multiplies.
-                    gl.static_assert(len(accs) <= 2)
-                    token = zeros[0]
-                    if TERMS == 2:
-                        x_low, y_low = a_ring.index(first_a + 1), b_rings[0].index(first_b + 1)
-                        token = warpgroup_mma(x_low, y, token, use_acc=False, is_async=True)
-                        token = warpgroup_mma(x, y_low.permute((1, 0)), token, is_async=True)
-                    token = warpgroup_mma(x, y, token, use_acc=TERMS == 2, is_async=True)
-                    partial = warpgroup_mma_wait(0, deps=[token])
-                    if len(accs) == 2:
-                        acc = accs[0] + partial
-                        y = block_of(b_rings[1], first_b, CONFIG)
-                        token = warpgroup_mma(x, y, zeros[1], use_acc=False, is_async=True)
-                        partial = warpgroup_mma_wait(0, deps=[token])
-                    mbarrier.arrive(empty.index(slot), count=1)
-                    accs = (acc, accs[1] + partial) if len(accs) == 2 else (accs[0] + partial,)
-                else:
-                    # One step stays in flight: the stage before is free now, and this one is not.
-                    token = warpgroup_mma(x, y, accs[0], use_acc=step > 0, is_async=True)
-                    started = start_others(token, x, b_rings, first_b, accs, step > 0, CONFIG)
-                    if CONFIG.AUX == "sums":
-                        sums, due = row_sums.add(sums, due, a_block, step, tiles_n)
-                    accs = wait_for_mmas(started, len(accs))
-                    before = (slot + NUM_STAGES - 1) % NUM_STAGES
-                    mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
+                y = block_of(b_rings[0], slot, CONFIG)
+                # One step stays in flight: the stage before is free now, and this one is not.
+                token = warpgroup_mma(x, y, accs[0], use_acc=step > 0, is_async=True)
+                started = start_others(token, x, b_rings, slot, accs, step > 0, CONFIG)
+                if CONFIG.AUX == "sums":
+                    sums, due = row_sums.add(sums, due, a_block, step, tiles_n)
+                accs = wait_for_mmas(started, len(accs))
+                before = (slot + NUM_STAGES - 1) % NUM_STAGES
+                mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
                 slot += 1
                 if slot == NUM_STAGES:
                     slot = 0
@@ -217,21 +198,30 @@ def kernel(
     # fmt: off
     fused = (c_in, bias, scale_a, scale_b, alpha, beta, stride_im, stride_in, stride_bias, batch_in,
              parts, stride_cm)
+    loaded, read = (a, b, staged, ring, c_ring, size), (ring, c_ring, c, size, fused)
     if CONSUMERS == 1:
-        gl.warp_specialize([
-            (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
-            (produce, (a, b, staged, ring, c_ring, size, CONFIG))], [1], [24])
+        if CONFIG.MOVES_REGISTERS:
+            gl.warp_specialize([
+                (consume, (read, 0, CONFIG)), (produce, (loaded, CONFIG))], [1], [24])
+        else:
+            gl.warp_specialize([(consume, (read, 0, CONFIG)), (produce, (loaded, CONFIG))], [1])
     elif CONSUMERS == 2:
+        if CONFIG.MOVES_REGISTERS:
+            gl.warp_specialize([
+                (consume, (read, 0, CONFIG)), (consume, (read, 1, CONFIG)),
+                (produce, (loaded, CONFIG))], [4, 1], [240, 24])
+        else:
+            gl.warp_specialize([
+                (consume, (read, 0, CONFIG)), (consume, (read, 1, CONFIG)),
+                (produce, (loaded, CONFIG))], [4, 1])
+    elif CONFIG.MOVES_REGISTERS:
         gl.warp_specialize([
-            (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
-            (consume, (ring, c_ring, c, size, fused, 1, CONFIG)),
-            (produce, (a, b, staged, ring, c_ring, size, CONFIG))], [4, 1], [240, 24])
+            (consume, (read, 0, CONFIG)), (consume, (read, 1, CONFIG)),
+            (consume, (read, 2, CONFIG)), (produce, (loaded, CONFIG))], [4, 4, 1], [160, 160, 24])
     else:
         gl.warp_specialize([
-            (consume, (ring, c_ring, c, size, fused, 0, CONFIG)),
-            (consume, (ring, c_ring, c, size, fused, 1, CONFIG)),
-            (consume, (ring, c_ring, c, size, fused, 2, CONFIG)),
-            (produce, (a, b, staged, ring, c_ring, size, CONFIG))], [4, 4, 1], [160, 160, 24])
+            (consume, (read, 0, CONFIG)), (consume, (read, 1, CONFIG)),
+            (consume, (read, 2, CONFIG)), (produce, (loaded, CONFIG))], [4, 4, 1])
 
 
 run = Rung(kernel, arguments, second=second, repack=repack_for_wgmma, rounding=that_rounds(kernel))
@@ -240,7 +230,8 @@ run = Rung(kernel, arguments, second=second, repack=repack_for_wgmma, rounding=t
 Its plan: BLOCK_M, BLOCK_N, BLOCK_K (elements), GROUP_M (tile rows), NUM_STAGES; CONSUMERS, 1 to 3
 warpgroups of BLOCK_M / CONSUMERS rows, 64 or 128, of float64 32 or 64; SUBTILES of BLOCK_N in which
 C is stored, 1, 2 or 4 of each accumulator; BUFFERS, of a subtile for each consumer: 1, 2, or
-SUBTILES, so that C_in or Z can be loaded to them. Optional: REST, columns beside the first
+SUBTILES, so that C_in or Z can be loaded to them, or 0: C passes through the stages, and every tile
+has a program of its own. Optional: REST, columns beside the first
 accumulator's, one power of two or a sum of two; L2_PREFETCH, the steps of K of the larger operand
 that are prefetched. Aux "sums": row_sums.py. SWAP: 1 computes B' A', so that BLOCK_M runs along N;
 0 computes A B. Without it BLOCK_N runs along the rows of C in memory; across them it can in plain

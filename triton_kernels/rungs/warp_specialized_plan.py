@@ -13,7 +13,7 @@ from ..planning.planner import Config, Planner, few_rows
 from ..planning.refusals import refuse_tma
 from ..planning.rows import row
 from ..planning.tables import LONG_K, SMALL_TILE
-from . import across_tiles, divided_tiles, fitted_tiles, type_times
+from . import across_tiles, divided_tiles, fitted_tiles, one_tile, type_times
 
 
 class WarpSpecializedPlanner(Planner):
@@ -121,16 +121,19 @@ class WarpSpecializedPlanner(Planner):
 
     def divide(self, config: Config, problem: Any, processors: int, transposed: bool) -> Config:
         """Large tiles of a long K go along the rows of C, where a band of rows runs at once: then
-        neighbours share rows of A, the longer side of a tile. What all of them read stays the same
-        (docs/lab/triton_warp_specialized.md)."""
+        neighbours share rows of A, their longer side (docs/lab/triton_warp_specialized.md)."""
         m, n = config["BLOCK_M"], config["BLOCK_N"]
         large = m >= n and m * n > SMALL_TILE and problem.K >= LONG_K
         columns = problem.M if config.get("SWAP") else problem.N
         if large and -(-columns // n) * config["GROUP_M"] <= processors:
             config = {**config, "GROUP_M": 1}
+        config = one_tile.through_stages(self, config, problem, processors)
         if "SWAP" in config:
             return {**config, "SWAP": int(bool(config["SWAP"]) != transposed)}
         return config
+
+    def as_raced(self, plan: Mapping[str, int]) -> Mapping[str, int]:
+        return one_tile.beside_buffers(self, plan)
 
     def shared_bytes(
         self,
@@ -141,16 +144,14 @@ class WarpSpecializedPlanner(Planner):
     ) -> int:
         """The stages, of both terms of float32 where they are copies, the buffers of epilogue
         subtiles, and barriers."""
-        m, n, slots = config["BLOCK_M"], config["BLOCK_N"], config["NUM_STAGES"]
+        m, n = config["BLOCK_M"], config["BLOCK_N"]
         terms = 2 if kind(dtype_in, compute) == "tf32x3" else 1
         lines = (1 if config.get("ACROSS") else terms) * m + terms * n
-        stages = slots * lines * config["BLOCK_K"] * itemsize(dtype_in)
+        stages = config["NUM_STAGES"] * lines * config["BLOCK_K"] * itemsize(dtype_in)
         if config.get("SPLITS", 1) > 1:
             return stages + 512  # threads store the parts
-        consumers = config["CONSUMERS"]
         columns = subtile_columns(n, config.get("REST", 0), config["SUBTILES"])
-        subtile = m // consumers * columns * itemsize(dtype_out)
-        return stages + consumers * config["BUFFERS"] * subtile + 512
+        return stages + config["BUFFERS"] * m * columns * itemsize(dtype_out) + 512
 
 
 MOST_OF_FLOAT64 = 2**30

@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
+from ..device.bands import in_bands
 from ..device.dot import compute_mode, emulated, multiply_add, narrow, summed_in, zeros
 from ..device.epilogue import prefetch_l2
 from ..device.flat_block import block_of, flat, places
-from ..device.ordering import grouped
 from ..device.split_k_partials import (
     add,
     bounds,
@@ -89,11 +89,13 @@ def kernel(
         stride_cn = stride_cn // UNIT_STRIDES[5] * UNIT_STRIDES[5]
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
-    tile, part = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    part = 0
     if partials is None:
         # The kernel behind a product mostly reads C from its beginning, which is so stored last.
-        tile = tiles - 1 - tile
-    tile_m, tile_n = grouped(tile, tiles_m, tiles_n, 1)
+        tile = tiles - 1 - tl.program_id(0)
+    else:
+        tile, part = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    tile_m, tile_n = in_bands(tile, tiles_m, tiles_n, 1)
     offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)

@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
+from ..device.bands import in_bands
 from ..device.dot import multiply_add, narrow
 from ..device.epilogue import prefetch_l2
-from ..device.ordering import grouped
 from ..device.split_k_partials import (
     add,
     bounds,
@@ -118,7 +118,7 @@ def kernel(
                 part = (tile - whole) // split_tiles
                 first = bounds(k_tiles, part, splits)[0] * BLOCK_K
                 tile = whole + (tile - whole) % split_tiles
-        tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = in_bands(tile, tiles_m, tiles_n, GROUP_M)
         # Programs that share a block of an operand prefetch different steps of it.
         DEPTH: tl.constexpr = L2_PREFETCH * BLOCK_K
         k = first + tile_n * DEPTH
@@ -139,7 +139,7 @@ def kernel(
                 tile = whole + slot % split_tiles
                 part = slot // split_tiles
                 begin, end = bounds(k_tiles, part, splits)
-        tile_m, tile_n = grouped(tile, tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = in_bands(tile, tiles_m, tiles_n, GROUP_M)
         m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in range(begin, tl.maximum(end, begin + 1)):

@@ -28,7 +28,7 @@ constexpr bool SWAPS = TCGEMM_BLOCK_M % 64 != 0;
 constexpr int BLOCK_M = SWAPS ? TCGEMM_BLOCK_N : TCGEMM_BLOCK_M;
 constexpr int BLOCK_N = SWAPS ? TCGEMM_BLOCK_M : TCGEMM_BLOCK_N;
 constexpr int BLOCK_K = 64;
-constexpr int NUM_STAGES = TCGEMM_NUM_STAGES;
+constexpr int NUM_STAGES = TCGEMM_NUM_STAGES;  // at most: see STAGES
 // Blocks above each other share columns of B, blocks beside each other rows of A.
 constexpr int CLUSTER_M = SWAPS ? TCGEMM_CLUSTER_N : TCGEMM_CLUSTER_M;
 constexpr int CLUSTER_N = SWAPS ? TCGEMM_CLUSTER_M : TCGEMM_CLUSTER_N;
@@ -45,10 +45,17 @@ constexpr bool MOVES_REGISTERS = MMAS > 1;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // of 3 * 168
 constexpr int THREADS = 128 * CONSUMERS + (MOVES_REGISTERS ? 128 : 32);
 constexpr uint32_t A_BYTES = BLOCK_M * BLOCK_K * 2;
-// B has whole panels of 64 columns, but 48 columns are those of a K-major B alone.
-constexpr int B_ROWS = BLOCK_N == 48 ? 48 : (BLOCK_N + 63) / 64 * 64;
-constexpr uint32_t STAGE_BYTES = A_BYTES + B_ROWS * BLOCK_K * 2;
 constexpr uint32_t CHUNKS_AT = 1024;  // behind the barriers; then the ring, of the stages in use
+// Rows of B in a stage: of a K-major B those of its boxes, else whole panels of 64 columns.
+template <Major B>
+constexpr int B_ROWS = B == Major::K ? ceil_div(BLOCK_N, 8 * B_PEERS) * 8 * B_PEERS
+                                     : ceil_div(BLOCK_N, 64) * 64;
+template <Major B>
+constexpr uint32_t STAGE_BYTES = A_BYTES + B_ROWS<B> * BLOCK_K * 2;
+// Of a B in whole panels there may be room for fewer than the plan says.
+template <Major B>
+constexpr int STAGES =
+    std::min<int>(NUM_STAGES, (MOST_SHARED_BYTES - CHUNKS_AT) / STAGE_BYTES<B>);
 // Steps along K that the blocks prefetch into the L2 while the kernel before still runs, each of them
 // once: all where there are no more than L2_PREFETCH (512 cubed 2.75 to 2.34 us), else
 // L2_PREFETCH_FIRST.
@@ -61,8 +68,8 @@ constexpr int IN_ORDER_STEPS = 64;
 constexpr bool IN_ORDER = CLUSTER == 1 && BLOCK_M * BLOCK_N > 128 * 128;
 static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0, "whole warpgroups, and wgmma's n");
 static_assert(CLUSTER <= 8 && 8 % CLUSTER == 0, "of 8 rows, or of a panel's 64, whole shares");
-static_assert(B_PEERS <= 2 || BLOCK_N != 48, "four shares of 48 rows are of 16 and more than 48");
-static_assert(STAGE_BYTES % 1024 == 0, "panels start at multiples of 1024 bytes");
+static_assert(B_PEERS <= 2 || BLOCK_N != 48, "no plan has four shares of 48 rows");
+static_assert(STAGE_BYTES<Major::K> % 1024 == 0, "panels start at multiples of 1024 bytes");
 static_assert(!(SWAPS && DIVIDES), "the kernel that adds parts of K reads rows");
 
 template <typename Out>
@@ -75,27 +82,27 @@ constexpr uint32_t ALL_CHUNKS = CONSUMERS * CHUNKS_BYTES<Out>;
 // nobody needs once all consumers have multiplied, of large tiles, and of others that have as many
 // stages as there is room for without chunks. Then no C_in can come into them before. Nothing is fused
 // into a swapped tile, whose chunks are there in any case.
-template <typename Out>
+template <typename Out, Major B>
 constexpr bool CHUNKS_IN_RING =
     SWAPS || BLOCK_M * BLOCK_N > 128 * 128 ||
-    CHUNKS_AT + ALL_CHUNKS<Out> + NUM_STAGES * STAGE_BYTES > MOST_SHARED_BYTES;
+    CHUNKS_AT + ALL_CHUNKS<Out> + STAGES<B> * STAGE_BYTES<B> > MOST_SHARED_BYTES;
 // Whether threads store a plain C whose rows split sectors: 5 % faster of few steps, 2 % of more; of
 // blocks of one warpgroup no faster.
 constexpr bool IN_ROWS = CONSUMERS > 1 && !DIVIDES && !SWAPS;
 template <typename Out>
-constexpr bool FUSES = BLOCK_N % 64 == 0 && !CHUNKS_IN_RING<Out>;  // C_in has whole chunks
-template <typename Out>
-constexpr uint32_t RING_AT = CHUNKS_AT + (CHUNKS_IN_RING<Out> ? 0 : ALL_CHUNKS<Out>);
+constexpr bool FUSES = BLOCK_N % 64 == 0 && !CHUNKS_IN_RING<Out, Major::K>;  // in whole chunks
+template <typename Out, Major B>
+constexpr uint32_t RING_AT = CHUNKS_AT + (CHUNKS_IN_RING<Out, B> ? 0 : ALL_CHUNKS<Out>);
 static_assert(8 * (2 * NUM_STAGES + CONSUMERS * CHUNKS<float>) <= CHUNKS_AT, "barriers come first");
 
 // The shared memory of a block that takes so many steps along K. Few of them ask for little: an SM
 // that keeps its split of L1 and shared memory starts sooner.
-template <typename Out>
+template <typename Out, Major B>
 constexpr uint32_t shared_bytes(int steps) {
-  static_assert(RING_AT<Out> + NUM_STAGES * STAGE_BYTES <= MOST_SHARED_BYTES &&
+  static_assert(RING_AT<Out, B> + STAGES<B> * STAGE_BYTES<B> <= MOST_SHARED_BYTES &&
                     CHUNKS_AT + ALL_CHUNKS<Out> <= MOST_SHARED_BYTES, "a block has room for both");
-  const uint32_t ring = std::min(steps, NUM_STAGES) * STAGE_BYTES;
-  return RING_AT<Out> + (CHUNKS_IN_RING<Out> ? std::max(ring, ALL_CHUNKS<Out>) : ring);
+  const uint32_t ring = std::min(steps, STAGES<B>) * STAGE_BYTES<B>;
+  return RING_AT<Out, B> + (CHUNKS_IN_RING<Out, B> ? std::max(ring, ALL_CHUNKS<Out>) : ring);
 }
 
 // C's map, and who stores it, of the kernel's problem.
