@@ -212,7 +212,10 @@ def test_an_epilogue_beside_three_consumers_spills_nothing():
 
 
 @pytest.mark.parametrize(("M", "N"), [(8, 2**31 + 64), (2**31 + 64, 8)])
-def test_a_side_of_more_than_32_bits_is_compiled(M, N):
+def test_a_side_of_more_than_31_bits_is_compiled_and_none_of_tma_s(M, N):
+    for name in ("descriptor", "warp_specialized", "split_k"):
+        why = dispatch.find("triton", name).why_not(problem(M, N, 16))
+        assert f"is {M} x 16 and TMA counts to" in why or f"is 16 x {N} and TMA counts to" in why
     row = dispatch.find("triton", "skinny")
     asked = problem(M, N, 16)
     assert row.why_not(asked) is None

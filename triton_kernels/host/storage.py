@@ -41,6 +41,11 @@ def column_major(problem: Any) -> bool:
     return letter((problem.M, problem.N), problem.c_strides) == "t"
 
 
+TMA_MOST = 2**31 - 256
+"""Rows or columns that TMA can be asked for: its coordinates have 31 bits and a sign, and a tile
+ends within them."""
+
+
 def why_not_tma(
     name: str, shape: Sequence[int], strides: Sequence[int], alignment: int, itemsize: int
 ) -> str | None:
@@ -57,6 +62,11 @@ def why_not_tma(
         return (
             f"{name} has strides ({strides[0]}, {strides[1]}) and TMA needs one of them to be 1: "
             f"pass {name}.contiguous()"
+        )
+    if max(shape) > TMA_MOST:
+        return (
+            f"{name} is {shape[0]} x {shape[1]} and TMA counts to {TMA_MOST} along a side: divide "
+            "it, or let the backend choose another kernel"
         )
     outer, inner = (0, 1) if order == "n" else (1, 0)
     pitch, rows, width = strides[outer], shape[outer], shape[inner]
