@@ -218,6 +218,16 @@ def test_a_c_by_columns_is_timed_as_its_transpose():
         assert timed["NUM_STAGES"] <= plan["NUM_STAGES"]
 
 
+def test_one_wave_is_timed_with_the_stages_that_it_was_raced_with():
+    """A B of 80 columns was two panels of 64 then: 24,576 bytes a stage beside 64 rows of A."""
+    problem = problem_of(1000, 2000, 512)
+    plan = {"BLOCK_M": 64, "BLOCK_N": 80, "NUM_STAGES": 12}
+    most = one_wave_tile.ROOM // (2 * 64 * (64 + 2 * 64))
+    assert most < 12
+    assert offered.by_rows(problem, "one_wave", plan) == (problem, {**plan, "NUM_STAGES": most})
+    assert offered.by_rows(problem, "skinny", plan) == (problem, plan)
+
+
 def test_what_was_not_raced_is_left_alone():
     for problem in (
         problem_of(1, 4096, 4096),

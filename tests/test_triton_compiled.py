@@ -30,6 +30,7 @@ from tcgemm.problem import DTYPES, EPILOGUES, LAYOUTS, Problem
 compile_only = import_module("tcgemm.triton_kernels.inspection.compile_only")
 plans = import_module("tcgemm.triton_kernels.by_name")
 dtypes = import_module("tcgemm.triton_kernels.planning.dtypes")
+gluon_launch = import_module("tcgemm.triton_kernels.host.gluon_launch")
 gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 skinny_plan = import_module("tcgemm.triton_kernels.shapes.skinny_plan")
 tables = import_module("tcgemm.triton_kernels.planning.tables")
@@ -230,6 +231,7 @@ def test_warp_specialized_fuses_without_spills_and_brings_c_in_by_tma(wanted):
 def test_sums_of_rows_cost_no_barrier_and_spill_nothing(plain, summed):
     without, built = compiled(plain), compiled(summed)
     assert (built.spill_bytes, built.serialized) == (0, False)
+    assert built.registers == gluon_launch.OF_A_THREAD[summed.plan["CONSUMERS"]]
     for opcode in ("HGMMA", "BAR", "UTMALDG", "UTMASTG"):
         assert built.counts[opcode] == without.counts[opcode], opcode
     assert built.counts["STG"] > 0 == without.counts["STG"]

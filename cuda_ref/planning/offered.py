@@ -16,7 +16,6 @@ from typing import Any
 from . import tables
 from .gpu import of as gpu_of
 from .ladder import by_name, tunings
-from .one_wave_tile import in_whole_panels
 from .refusals import column_major, refuse_tma
 from .tuning import wide
 
@@ -72,11 +71,12 @@ def planned_by_user(problem: Any, name: str) -> bool:
 def by_rows(problem: Any, name: str, plan: Mapping[str, int]) -> tuple[Any, Mapping[str, int]]:
     """The same product and plan where C lies by rows. A plan is of that product already, but of a
     rung with settings that does not go by how C lies: it names its tile as the caller's M and N
-    have it. one_wave's stages are those that it was raced with."""
-    if name == "one_wave":
-        plan = in_whole_panels(plan)
+    have it."""
+    tuning = tunings().get(name)
+    if tuning is not None:
+        plan = tuning.as_raced(plan)
     if not column_major((problem.M, problem.N), problem.c_strides):
         return problem, plan
-    if name in tunings() and tunings()[name].oriented(problem) is problem:
+    if tuning is not None and tuning.oriented(problem) is problem:
         plan = {SWAPPED.get(setting, setting): value for setting, value in plan.items()}
     return problem.transposed(), plan

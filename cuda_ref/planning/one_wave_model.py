@@ -126,7 +126,7 @@ def by_terms_of(problem: Any, sms: int) -> Callable[[Mapping[str, int]], float]:
     def of_tile(block_m: int, block_n: int) -> tuple[Any, ...]:
         panels = whole_panels(block_n)
         between = b_by_rows and block_n % 64 > 0
-        columns = whole_panels(block_n) * BETWEEN_LINES if between else block_n
+        columns = panels * BETWEEN_LINES if between else block_n
         in_panels = a_by_columns and block_m % 64 > 0
         lines = whole_panels(block_m) * BETWEEN_LINES if in_panels else block_m
         tiles = -(-M // block_m), -(-N // block_n)

@@ -53,6 +53,8 @@ class Tuning:
     """newer(config): the settings of an older table by the names that they have now."""
     oriented: Callable[[Any], Any] = field(default=lambda problem: problem)
     """The problem or its transpose, where the rung transposes by how C is stored."""
+    as_raced: Callable[[Mapping[str, int]], Mapping[str, int]] = field(default=lambda plan: plan)
+    """A plan with the settings of the races that the model of plans has learned from."""
     whole_plan: bool = False
 
     def plan(self, problem: Any) -> Mapping[str, int]:

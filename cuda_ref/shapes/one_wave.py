@@ -21,6 +21,7 @@ from ..planning.one_wave_tile import (
     at_once,
     blocks_of,
     divide,
+    in_whole_panels,
     nearly_all_have_tiles,
     plan_of,
     refuse_config,
@@ -246,6 +247,7 @@ TUNING = Tuning(
     check=refuse_config,
     may_be_zero=("PDL",),
     newer=_newer,
+    as_raced=in_whole_panels,
     oriented=lambda problem: problem.transposed() if by_columns(problem) else problem,
 )
 

@@ -41,11 +41,13 @@ def takes(config: Config, problem: Any, processors: int) -> bool:
     of_16_bits = problem.dtype_in == problem.dtype_out and itemsize(problem.dtype_in) == 2
     if problem.device == "cpu" or config.get("SPLITS", 1) > 1 or not of_16_bits:
         return False
-    if problem.beta or problem.aux or refuse_tma(problem, "C"):
+    if problem.beta or problem.aux:
         return False
     M, N = (problem.N, problem.M) if config.get("SWAP") else (problem.M, problem.N)
     tiles = -(-M // config["BLOCK_M"]) * -(-N // config["BLOCK_N"]) * problem.batch
     if tiles > processors:
+        return False
+    if refuse_tma(problem, "C"):
         return False
     columns = subtile_columns(config["BLOCK_N"], config.get("REST", 0), config["SUBTILES"])
     return columns <= config["BLOCK_K"]

@@ -149,9 +149,9 @@ class WarpSpecializedPlanner(Planner):
         lines = (1 if config.get("ACROSS") else terms) * m + terms * n
         stages = config["NUM_STAGES"] * lines * config["BLOCK_K"] * itemsize(dtype_in)
         if config.get("SPLITS", 1) > 1:
-            return stages + 512  # threads store the parts
+            return stages + one_tile.BARRIERS  # threads store the parts
         columns = subtile_columns(n, config.get("REST", 0), config["SUBTILES"])
-        return stages + config["BUFFERS"] * m * columns * itemsize(dtype_out) + 512
+        return stages + config["BUFFERS"] * m * columns * itemsize(dtype_out) + one_tile.BARRIERS
 
 
 MOST_OF_FLOAT64 = 2**30
