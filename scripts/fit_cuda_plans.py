@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -21,10 +20,6 @@ from tcgemm.choosing import fitting, plans
 
 BACKEND = "cuda"
 FILES = (RACES, RACES.with_name("short_k.csv"), RACES.with_name("cuda_plans.csv"))
-
-GROWN = {**fit_plans.GROWN, "max_depth": 10, "min_samples_leaf": 10}
-"""CUDA's rungs are more, and so are the questions: with a third of the products held out at a time
-what is taken loses 2.5 %, and 2.6 % by trees as Triton's."""
 
 KERNELS = ("wgmma_persistent", "one_wave", "small", "skinny", "split_k", "stream_k")
 """Rungs that were raced against each other where operands are read by TMA or in vectors."""
@@ -65,7 +60,7 @@ def raced(rows: Iterable[Mapping[str, str]]) -> list[Raced]:
     return found
 
 
-model_of = partial(fit_plans.model_of, how=GROWN)
+model_of = fit_plans.model_of
 
 
 def table() -> str:

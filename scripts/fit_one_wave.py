@@ -33,7 +33,7 @@ model = import_module("tcgemm.cuda_ref.planning.one_wave_model")
 tiles = import_module("tcgemm.cuda_ref.planning.one_wave_tile")
 own = import_module("tcgemm.cuda_ref.planning.one_wave_trees")
 
-GROWN_HERE = {**GROWN, "learning_rate": 0.07, "min_samples_leaf": 5}
+GROWN_HERE = {**GROWN, "max_depth": 8, "learning_rate": 0.07, "min_samples_leaf": 5}
 """There are fewer races than of Triton's plans."""
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 
 import pytest
 import records
+import scripts_of
 import torch
 
 from tcgemm import dispatch
@@ -112,20 +113,34 @@ def test_else_it_has_buffers(asked, config):
     assert PLANNER.divide(none, asked, SMS, False)["BUFFERS"] == (0 if asked.device == "cpu" else 1)
 
 
-def test_the_model_of_plans_sees_the_tiles_that_were_raced():
-    of_table = [row["config"] for row in tables.shipped_rows("nvidia-h200", "warp_specialized", "")]
-    assert {8, 9, 12} <= {tile["NUM_STAGES"] for tile in of_table}
-    for tile in (*PLANNER.offered, *of_table):
-        raced = PLANNER.fit({"NUM_STAGES": 10, **tile}, "bfloat16", SHARED)
-        through = {**raced, "BUFFERS": 0, "NUM_STAGES": 12}
-        through.pop("L2_PREFETCH", None)
-        assert {**raced, **PLANNER.as_raced(through)} == raced
-        assert PLANNER.as_raced(raced) is raced
+def test_a_plan_without_buffers_for_c_gets_one_and_the_stages_that_fit_beside_it():
+    none = {**TILE, "BUFFERS": 0, "NUM_STAGES": 9}
+    assert PLANNER.divide(none, problem(2048, 2048, 512), SMS, False) == TILE
+
+
+def test_the_model_of_plans_is_asked_about_the_plan_that_runs():
     asked = problem(1024, 1024, 1024)
     plan = dict(PLANNER.divide(TILE, asked, SMS, False))
-    assert plan["BUFFERS"] == 0
-    _, timed = triton_kernels.by_rows(asked, "warp_specialized", plan)
-    assert (timed["BUFFERS"], timed["NUM_STAGES"]) == (1, 8)
+    assert (plan["BUFFERS"], plan["NUM_STAGES"]) == (0, 9)
+    assert triton_kernels.by_rows(asked, "warp_specialized", plan) == (asked, plan)
+
+
+@pytest.mark.parametrize("swap", [{}, {"SWAP": 0}, {"SWAP": 1}])
+def test_a_raced_plan_is_turned_into_the_one_that_runs_now(swap):
+    """Of 8456 x 64 one way of lying is 67 tiles, and the other 133, which are more than SMs."""
+    script = scripts_of.script("fit_plans")
+    tile = {**TILE, **swap}
+    through = []
+    for rows, columns in ((8456, 64), (64, 8456), (1024, 64), (4096, 4096)):
+        by_rows = problem(rows, columns, 1024)
+        for asked in (by_rows, by_rows.transposed()):
+            transposed = PLANNER.transposes(asked)
+            seen = asked.transposed() if transposed else asked
+            plan = PLANNER.divide(tile, seen, SMS, transposed)
+            beside = {**plan, "BUFFERS": 1, "NUM_STAGES": 8}
+            assert script.now(PLANNER, beside, asked) == plan
+            through.append(plan["BUFFERS"] == 0)
+    assert through.count(True) == through.count(False) == 4
 
 
 def operands(M, N, K, dtype=BF16, dtype_out=BF16):

@@ -32,14 +32,14 @@ gpus = import_module("tcgemm.triton_kernels.planning.gpus")
 
 NEAR = plans.NEAR
 FOLDS = 3
-LOSS, UNPICKED_LOSS, GAIN, WORSE, WORSE_OF_A_THIRD = 1.045, 1.03, 0.035, 0.045, 0.05
+LOSS, UNPICKED_LOSS, GAIN, WORSE, WORSE_OF_A_THIRD = 1.041, 1.028, 0.04, 0.031, 0.037
 """Of what a call gets over the fastest timed plan, where the fit has not seen the shape, the
 geometric mean: over all races, half of which are of shapes that were slow; over those of UNPICKED;
 how much more is lost without the model of plans; and the share of products that it makes slower by
-5 %, of all and of the third that ``make test`` asks. Seen: 1.038, 1.029, 0.049 and 0.040; of that
-third 1.036, 1.019, 0.046 and 0.048, which is 16 products of 333."""
+5 %, of all and of the third that ``make test`` asks. Seen: 1.035, 1.027, 0.050 and 0.026; of that
+third 1.031, 1.025, 0.049 and 0.033, which is 14 products of 423."""
 
-UNPICKED = (614, 615)
+UNPICKED = (614, 615, *range(876, 880))
 """Seeds whose shapes were raced as they were drawn, slow or not."""
 
 
@@ -86,31 +86,34 @@ def test_of_a_shape_that_it_has_not_seen_a_call_gets_nearly_the_fastest_plan(
     ``make test`` of a third of the shapes."""
     every = script.raced(races)
     drawn = {(c.M, c.N, c.K, c.layout) for seed in UNPICKED for c in drawn_cases(seed, 90)}
-    shapes = list(dict.fromkeys(each.problem for each in every))
-    of_shape = defaultdict(list)
+    shapes = list(dict.fromkeys(_shape(each.problem) for each in every))  # in both types at once
+    of_problem = defaultdict(list)
     for each in every:
-        of_shape[each.problem].append(each)
+        of_problem[each.problem].append(each)
     mine, without, of_unpicked = [], [], []
     for fold in range(FOLDS if thorough else 1):
         held = set(shapes[fold::FOLDS])
-        known = plans.read(script.model_of(each for each in every if each.problem not in held))
+        seen = (each for each in every if _shape(each.problem) not in held)
+        known = plans.read(script.model_of(seen))
         monkeypatch.setattr(plans, "_known", lambda backend, slug, known=known: known)
-        for problem in held:
+        for problem in of_problem:
+            if _shape(problem) not in held:
+                continue
             chosen, before = (
-                _timed(of_shape[problem], row, problem)
+                _timed(of_problem[problem], row, problem)
                 for row in (
                     dispatch.choose(problem, "triton"), dispatch.by_models(problem, "triton")[0]
                 )
             )  # fmt: skip
             if chosen is None or before is None:
                 continue
-            fastest = min(each.us for each in of_shape[problem])
+            fastest = min(each.us for each in of_problem[problem])
             mine.append(chosen / fastest)
             without.append(before / fastest)
-            if (problem.M, problem.N, problem.K, problem.layout) in drawn:
+            if _shape(problem) in drawn:
                 of_unpicked.append(mine[-1])
-    assert len(mine) > (200 if thorough else 60)
-    assert len(of_unpicked) > (89 if thorough else 25)
+    assert len(mine) > (1200 if thorough else 400)
+    assert len(of_unpicked) > (300 if thorough else 100)
     assert geometric_mean(mine) < LOSS
     assert geometric_mean(of_unpicked) < UNPICKED_LOSS
     assert geometric_mean(mine) < geometric_mean(without) - GAIN
@@ -143,7 +146,7 @@ def test_of_whole_lines_a_call_gets_nearly_the_fastest_plan(script, races, monke
             before, fastest = _timed(timed, row, problem), min(each.us for each in timed)
             if chosen is None or before is None:
                 continue
-            if fastest > 1.2 * plans.AMONG_US:
+            if fastest > 1.2 * plans.AMONG_US and within.tuned(problem, H200):
                 assert chosen == before, problem
             mine.append(chosen / fastest)
             by_tables.append(before / fastest)
@@ -152,10 +155,13 @@ def test_of_whole_lines_a_call_gets_nearly_the_fastest_plan(script, races, monke
     assert geometric_mean(mine) < geometric_mean(by_tables) - 0.01
 
 
+def _shape(problem):
+    return problem.M, problem.N, problem.K, problem.layout
+
+
 def _timed(timed, row, problem):
     """Microseconds of a row's plan, None where it was not timed."""
-    raced = MODULE.planners()[row.name].as_raced(row.plan(problem))
-    plan = {k: v for k, v in raced.items() if k != "L2_PREFETCH"}
+    plan = {k: v for k, v in row.plan(problem).items() if k != "L2_PREFETCH"}
     return min(
         (
             each.us
@@ -297,13 +303,27 @@ def test_terms_tell_plans_of_one_kernel_apart():
 
 def test_a_divided_k_takes_the_second_pass_as_it_is_now(script, races):
     """Only races of some trees had another foreign kernel, or a second pass that began late."""
-    of = {"us": "3.0", "tree": "27b646c"}
+    of = {"us": "3.0", "tree": "27b646c", "backend": "triton", "kernel": "skinny"}
     later = {**of, "tree": "38b2f26"}
     assert script.us_of(of, {"SPLITS": 4}) == 3.0 + script.SECOND_PASS_US - script.EARLY_US
     assert script.us_of(later, {"SPLITS": 4}) == 3.0 - script.EARLY_US
     assert script.us_of(of, {"SPLITS": 1}) == script.us_of(of, {}) == 3.0
     assert script.us_of({**of, "tree": "0000000"}, {"SPLITS": 4}) == 3.0
     assert {row["tree"] for row in races} > set(script.LATE) > set(script.ELSEWHERE)
+
+
+def test_rows_of_before_take_what_a_plan_takes_now(script, races):
+    """Those of other trees than SINCE: less by TMA, and least where C has no buffers any more."""
+    before = {"us": "5.0", "tree": "27b646c", "backend": "triton", "kernel": "warp_specialized"}
+    beside = script.us_of(before, {"BUFFERS": 1})
+    assert beside == 5.0 - script.GAINED_US["warp_specialized"]
+    assert script.us_of(before, {"BUFFERS": 0}) == 5.0 - script.ONE_TILE_US < beside
+    for tree in script.SINCE:
+        assert script.us_of({**before, "tree": tree}, {"BUFFERS": 0}) == 5.0
+    assert script.us_of({**before, "backend": "cuda"}, {}) == 5.0
+    of_one_tile = {each.plan["BUFFERS"] for each in script.raced(races) if "BUFFERS" in each.plan}
+    assert 0 in of_one_tile
+    assert {row["tree"] for row in races} >= set(script.SINCE)
 
 
 def test_what_a_plan_has_to_win_grows_without_a_step():

@@ -68,6 +68,7 @@ FITTED: dict[int, str] = {
     **dict.fromkeys(
         (*range(585, 591), *range(870, 875)), "the models of plans of both languages, by races"
     ),
+    **dict.fromkeys(range(876, 880), "the model of Triton's plans, by races on Triton 3.7.1"),
     610: "the same as of 507",
     614: "the trees of the model of Triton's plans",
     615: "the same",

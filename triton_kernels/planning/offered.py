@@ -72,8 +72,6 @@ def by_rows(
     timed by what it computes: loads and products are the same, and the store is another. One of
     these whose K is divided is timed as a batch of as many products of a part of K, and what adds
     them is apart (``second_launch_us``)."""
-    if kernel in planners:
-        plan = planners[kernel].as_raced(plan)
     both_ways = kernel in planners and planners[kernel].stores_both_ways
     parts = plan.get("SPLITS", 1) if both_ways else 1
     if parts == 1 and kernel in planners and (overlap := planners[kernel].overlap(problem)):

@@ -168,10 +168,6 @@ class Planner:
         divided, and SPLITS says in how many parts."""
         return ()
 
-    def as_raced(self, plan: Mapping[str, int]) -> Mapping[str, int]:
-        """A plan as those of the races were that the model of plans has learned from."""
-        return plan
-
     def second_launch_us(self, problem: Any, plan: Mapping[str, int]) -> float:
         """Microseconds of a second launch of which the constants of the kernel say nothing."""
         return 0.0

@@ -8,14 +8,11 @@ load.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from ..host.storage import itemsize
 from ..host.tile_blocks import subtile_columns
-from ..planning import gpus, tables
-from ..planning.planner import MOST_STAGES as MOST_BESIDE_BUFFERS
+from ..planning import gpus
 from ..planning.planner import Config, Planner
 from ..planning.refusals import refuse_tma
 
@@ -56,37 +53,15 @@ def takes(config: Config, problem: Any, processors: int) -> bool:
 def through_stages(planner: Planner, config: Config, problem: Any, processors: int) -> Config:
     """The plan without buffers for C, and with as many stages as there is room for then; where it
     takes buffers, with some."""
-    if not takes(config, problem, processors):
-        return config if problem.device == "cpu" else {**beside_buffers(planner, config)}
+    through = takes(config, problem, processors)
+    if problem.device == "cpu" or (not through and config["BUFFERS"]):
+        return config
     _, limit, _ = gpus.gpu_of(problem)
     limit = limit or gpus.LIMITS[(9, 0)].shared_bytes
+    if not through:
+        types = problem.dtype_in, problem.compute
+        return planner.fit({**config, "BUFFERS": 1}, problem.dtype_out, limit, *types)
     stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * 2
     few = -(-problem.K // config["BLOCK_K"]) <= FEW_STEPS
     most = min(FEW_STEPS if few else MOST_STAGES, (limit - BARRIERS) // stage)
     return {**config, "BUFFERS": 0, "NUM_STAGES": most}
-
-
-SAME = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS", "REST", "SUBTILES")
-"""What of a plan says which tile it is."""
-
-
-def beside_buffers(planner: Planner, plan: Mapping[str, int]) -> Mapping[str, int]:
-    """The plan with buffers for C, and the stages that there are beside these: so tiles were raced
-    from which the model of plans has learned (reports/nvidia-h200/trials/races.csv)."""
-    if plan.get("BUFFERS") != 0:
-        return plan
-    return {**plan, **_beside(planner, tuple(plan.get(name, 0) for name in SAME))}
-
-
-@cache
-def _beside(planner: Planner, tile: tuple[int, ...]) -> Config:
-    rows = tables.shipped_rows("nvidia-h200", planner.name, "") or ()
-    every = (*planner.offered, *(row["config"] for row in rows))
-    listed = (of for of in every if tuple(of.get(name, 0) for name in SAME) == tile)
-    found = {"BUFFERS": 1, "NUM_STAGES": MOST_BESIDE_BUFFERS, **next(listed, {})}
-    config = planner.fit(
-        {**found, **dict(zip(SAME, tile, strict=True))},
-        "bfloat16",
-        gpus.LIMITS[(9, 0)].shared_bytes,
-    )
-    return {name: config[name] for name in ("BUFFERS", "NUM_STAGES")}

@@ -132,9 +132,6 @@ class WarpSpecializedPlanner(Planner):
             return {**config, "SWAP": int(bool(config["SWAP"]) != transposed)}
         return config
 
-    def as_raced(self, plan: Mapping[str, int]) -> Mapping[str, int]:
-        return one_tile.beside_buffers(self, plan)
-
     def shared_bytes(
         self,
         config: Mapping[str, int],
