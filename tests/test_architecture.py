@@ -203,7 +203,9 @@ def headers_of_main_loop(rung: Path) -> set[str]:
     Constants are not counted: a build's tile and what follows from it stand in one header.
     """
     text = rung.read_text()
-    loops = [block_from(text, m.start()) for m in re.finditer(r"for \(int k_tile = 0", text)]
+    loops = [
+        block_from(text, m.start()) for m in re.finditer(r"for \(int k_tile = (?:0|loaded);", text)
+    ]
     assert len(loops) == 2, "of the producer, and of the consumers"
     names = set().union(*map(called, loops))
     lambdas = re.finditer(r"const auto (\w+) = (?=\[&\])", text)

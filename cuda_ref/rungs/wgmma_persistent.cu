@@ -34,7 +34,7 @@ using namespace tcgemm::sm90;
 template <Major MAJOR, int ROWS, bool BATCHED, int BOX>
 __device__ __forceinline__ void prefetch_l2(const CUtensorMap* map, int mn, int share, int readers,
                                             int steps, int batch) {
-  for (int step = share + readers * threadIdx.x; step < steps; step += 32 * readers)
+  for (int step = share + readers * (threadIdx.x % 32); step < steps; step += 32 * readers)
     prefetch_tile<MAJOR, ROWS, BATCHED, BOX>(map, mn, step * BLOCK_K, batch);
 }
 
@@ -52,38 +52,68 @@ __global__ void __launch_bounds__(THREADS, 1)
   const uint32_t arrivals = pingpong + 8 * 2;     // of C_in, one for each buffer
 
   const int cluster = schedule.cluster, rank = cluster > 1 ? cluster_ctarank() : 0;
-  const int first = blockIdx.x / cluster, step = gridDim.x / cluster;
+  // A cluster has one block or two.
+  const int first = blockIdx.x >> (cluster - 1), step = gridDim.x >> (cluster - 1);
   const int tiles = schedule.tiles();
   int m, n, z;
 
-  if (threadIdx.x == 0) {
-    prefetch_tensormaps(a_map, b_map, c_map, plain);
-    for (uint32_t stage = 0; stage < NUM_STAGES; ++stage) {
-      mbarrier_init(full + 8 * stage, 1);
-      // One arrival per consumer warp of the cluster: a multicast lands in every block's stage.
-      mbarrier_init(empty + 8 * stage, 4 * WARPGROUPS_OF_A_TILE * cluster);
+  uint32_t stage = 0, phase = 0;
+  const auto advance = [&](uint32_t stages) {
+    stage += stages;
+    phase ^= stage / NUM_STAGES & 1;
+    stage %= NUM_STAGES;
+  };
+  const auto load_step = [&](int k_tile) {
+    const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
+    mbarrier_arrive_expect_tx(barrier, A_BYTES + B_ROWS<B> * 128);
+    load_tile_multicast<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(
+        a_tile, &a_map, barrier, m, k_tile * BLOCK_K, SHARES_A ? rank : 0, SHARES_A ? cluster : 1,
+        z * schedule.a_step);
+    load_tile_multicast<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(
+        a_tile + A_BYTES, &b_map, barrier, n, k_tile * BLOCK_K, SHARES_A ? 0 : rank,
+        SHARES_A ? 1 : cluster, z * schedule.b_step);
+  };
+  // A block waits for its first loads above all. So three warps begin side by side, and the one
+  // that produces loads a few steps before they meet: these need no stage that was read, and no
+  // pair.
+  const int ahead = cluster > 1 || first >= tiles ? 0 : min(k_tiles, AT_ONCE);
+  if (L2_PREFETCH == 0) griddepcontrol_launch_dependents();
+  if (threadIdx.x == 128 * CONSUMERS) {
+    for (int i = 0; i < NUM_STAGES; ++i) mbarrier_init(full + 8 * i, 1);
+    fence_mbarrier_init();
+    if (ahead > 0) {
+      schedule.template locate<BATCHED>(first, rank, &m, &n, &z);
+      griddepcontrol_wait();
     }
+#pragma unroll 1
+    for (; stage < ahead; ++stage) load_step(stage);
+    stage = 0;
+  } else if (threadIdx.x == 0) {
+    // One arrival per consumer warp of the cluster: a multicast lands in every block's stage.
+    for (int i = 0; i < NUM_STAGES; ++i)
+      mbarrier_init(empty + 8 * i, 4 * WARPGROUPS_OF_A_TILE * cluster);
     for (int consumer = 0; consumer < 2; ++consumer) mbarrier_init(pingpong + 8 * consumer, 4);
     if constexpr (FUSED)
       for (int i = 0; i < CONSUMERS * CHUNK_BUFFERS; ++i) mbarrier_init(arrivals + 8 * i, 1);
     fence_mbarrier_init();
+  } else if (threadIdx.x / 32 == 1) {
+    if (threadIdx.x == 32) prefetch_tensormaps(a_map, b_map, c_map, plain);
+    if (L2_PREFETCH > 0 && first < tiles) {
+      // It reads nothing, so what the kernel before still writes is no hazard. Readers of a panel
+      // are counted from the last tile, where the first wave is: where there are more waves, the
+      // first tiles have no block yet. A block of a pair may lie past the last.
+      schedule.template locate<BATCHED>(first, rank, &m, &n, &z);
+      const int last_m = (schedule.M - 1) / BLOCK_M, last_n = (schedule.N - 1) / BLOCK_N;
+      prefetch_l2<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(&a_map, m, max(last_n - n / BLOCK_N, 0),
+                                                  last_n + 1, prefetched, z * schedule.a_step);
+      prefetch_l2<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(&b_map, n, max(last_m - m / BLOCK_M, 0),
+                                                    last_m + 1, prefetched, z * schedule.b_step);
+    }
   }
   __syncthreads();
   if (cluster > 1) {
     barrier_cluster_arrive();
     barrier_cluster_wait();
-  }
-  if (L2_PREFETCH == 0) griddepcontrol_launch_dependents();
-  if (L2_PREFETCH > 0 && threadIdx.x < 32 && first < tiles) {
-    // While the kernel before ends. It reads nothing, so what that one still writes is no hazard.
-    // Readers of a panel are counted from the last tile, where the first wave is: where there are
-    // more waves, the first tiles have no block yet. A block of a pair may lie past the last.
-    schedule.template locate<BATCHED>(first, rank, &m, &n, &z);
-    const int last_m = (schedule.M - 1) / BLOCK_M, last_n = (schedule.N - 1) / BLOCK_N;
-    prefetch_l2<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(&a_map, m, max(last_n - n / BLOCK_N, 0),
-                                                last_n + 1, prefetched, z * schedule.a_step);
-    prefetch_l2<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(&b_map, n, max(last_m - m / BLOCK_M, 0),
-                                                  last_m + 1, prefetched, z * schedule.b_step);
   }
   griddepcontrol_wait();
   // Not before, or several small kernels wait beside each other: 64 cubed 1.92 us for 1.72.
@@ -91,31 +121,21 @@ __global__ void __launch_bounds__(THREADS, 1)
 
   // The same value in all lanes, and known to be so: each role is one branch of whole warpgroups.
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
-  uint32_t stage = 0, phase = 0;
-  const auto advance = [&](uint32_t stages) {
-    stage += stages;
-    phase ^= stage / NUM_STAGES & 1;
-    stage %= NUM_STAGES;
-  };
   if (warpgroup == CONSUMERS) {
     if constexpr (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
     // Written so, the loop is kept in uniform registers (docs/lab/cuda_wgmma_types.md).
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0) - 4 * CONSUMERS;
     if (threadIdx.x % 32 == 0 && warp < 1) {
+      advance(ahead);
+      int loaded = ahead;
       for (int index = first + warp; index < tiles; index += step) {
         schedule.template locate<BATCHED>(index, rank, &m, &n, &z);
-        for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+        for (int k_tile = loaded; k_tile < k_tiles; ++k_tile) {
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
-          const uint32_t barrier = full + 8 * stage, a_tile = ring + stage * STAGE_BYTES;
-          mbarrier_arrive_expect_tx(barrier, A_BYTES + B_ROWS<B> * 128);
-          load_tile_multicast<A, BLOCK_M, BATCHED, BOX<A, A_BOX>>(
-              a_tile, &a_map, barrier, m, k_tile * BLOCK_K, SHARES_A ? rank : 0,
-              SHARES_A ? cluster : 1, z * schedule.a_step);
-          load_tile_multicast<B, B_ROWS<B>, BATCHED, BOX<B, B_BOX>>(
-              a_tile + A_BYTES, &b_map, barrier, n, k_tile * BLOCK_K, SHARES_A ? 0 : rank,
-              SHARES_A ? 1 : cluster, z * schedule.b_step);
+          load_step(k_tile);
           if (++stage == NUM_STAGES) stage = 0, phase ^= 1;
         }
+        loaded = 0;
       }
     }
     __syncwarp();

@@ -58,6 +58,8 @@ constexpr int A_BOX = SHARES_A ? BLOCK_M / 2 : BLOCK_M, B_BOX = SHARES_A ? BLOCK
 // once: +21 % at 640 cubed, +2 to 3 % at 2048. With 64 x 128 it gains 1 % at 1024 cubed and loses 7
 // to 11 % at 128 rows.
 constexpr int L2_PREFETCH = BLOCK_M == 64 ? BLOCK_N <= 64 ? 16 : 0 : 2;
+// Steps along K that a block loads before its warps have met.
+constexpr int AT_ONCE = 2;
 // Steps along K up to which threads store a plain C whose rows split sectors of the L2: 10 % faster of
 // one, 2 % of two and three. Later TMA's stores pass under the next tile's multiplies.
 constexpr int IN_ROWS_STEPS = BLOCK_M > 64 ? 3 : 0;

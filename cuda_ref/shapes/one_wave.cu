@@ -3,7 +3,8 @@
 //
 // ADDS           no loop over tiles; tile, ring and cluster are known to the build. So the
 //                producer's step is a handful of instructions: a tile of 64 x 128 takes one each
-//                160 ns; wgmma_persistent took 250. Of small tiles what comes first is asked for
+//                160 ns; wgmma_persistent took 250. It loads the first steps before the warps of
+//                its block have met. Of small tiles, and in clusters, what comes first is asked for
 //                while the kernel before still ends. A tile whose BLOCK_M is no multiple of 64 is
 //                computed transposed. Blocks of a cluster share what they all read, along M or
 //                along N; what nobody reads again does not displace the rest of the L2. Where it
@@ -26,25 +27,6 @@ namespace {
 using namespace tcgemm;
 using namespace tcgemm::sm90;
 
-struct Wave {
-  int M, N, k_tiles;
-  int splits;               // parts of K
-  int rows, cols;           // tiles of C, with those that fill up clusters
-  bool a_once, b_once;      // the blocks that read a panel of the operand are one cluster
-  int a_box, b_box;         // rows of a box of a K-major operand
-  bool pdl;                 // the next kernel may start while this one runs
-  int sums_rows;            // of the workspace, for each part of K
-  Divisor by_tiles, by_splits, by_side;  // the shorter side of C, in clusters
-
-  // The corner of a block's tile: along the shorter side first, so that who reads the same is near.
-  __device__ Tile corner(int index, InCluster block) const {
-    const int high = rows / CLUSTER_M, wide = cols / CLUSTER_N, at = index / CLUSTER;
-    const int far = by_side.quotient(at), near = at - far * min(high, wide);
-    const Tile tile = high <= wide ? Tile{near, far} : Tile{far, near};
-    return {(tile.m * CLUSTER_M + block.m) * BLOCK_M, (tile.n * CLUSTER_N + block.n) * BLOCK_N};
-  }
-};
-
 // `Out` is the type of C, or float where K is divided and c_map is of the workspace.
 template <typename In, typename Out, Major A, Major B, typename Extra>
 __global__ void __launch_bounds__(THREADS, 1)
@@ -64,20 +46,43 @@ __global__ void __launch_bounds__(THREADS, 1)
   const auto begin = [&](int of) { return wave.by_splits.quotient(wave.k_tiles * of); };
   const int first = DIVIDES ? begin(part) : 0;
   const int count = DIVIDES ? begin(part + 1) - first : wave.k_tiles;
-  const auto [m, n] = wave.corner(blockIdx.x - part * tiles, block);
+  const Tile corner = wave.corner(blockIdx.x - part * tiles, block);
+  const int m = corner.m, n = corner.n;
 
+  const uint32_t bytes = 128 * (SharesA::rows(wave.a_box) + SharesB::rows(wave.b_box));
+  const uint16_t above = block.above(), beside = block.beside();
+  const auto load_step = [&](int i, uint32_t stage) {
+    const uint32_t barrier = full + 8 * stage, to = ring + stage * STAGE_BYTES<B>;
+    const int k = (first + i) * BLOCK_K;
+    mbarrier_arrive_expect_tx(barrier, bytes);
+    SharesA::load(to, &a_map, barrier, block.n, beside, m, k, wave.a_box, wave.a_once);
+    SharesB::load(to + A_BYTES, &b_map, barrier, block.m, above, n, k, wave.b_box, wave.b_once);
+  };
+  // A block waits for its first loads above all. So three warps begin side by side, and the one
+  // that produces loads a few steps before they meet: these need no stage that was read, and no
+  // other block of a cluster.
+  const int used = min(count, STAGES<B>), ahead = CLUSTER > 1 ? 0 : min(used, AT_ONCE);
   const bool produces = threadIdx.x == 128 * CONSUMERS;
-  if (produces) prefetch_tensormaps(a_map, b_map, c_map, plain);
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < STAGES<B>; ++stage) {
-      mbarrier_init(full + 8 * stage, 1);
+  if (produces) {
+    for (int stage = 0; stage < STAGES<B>; ++stage) mbarrier_init(full + 8 * stage, 1);
+    fence_mbarrier_init();
+    if constexpr (CLUSTER == 1) griddepcontrol_wait();
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) load_step(i, i);
+  } else if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES<B>; ++stage)
       mbarrier_init(empty + 8 * stage, 4 * CONSUMERS * PEERS);
-    }
     if constexpr (FUSED)
       for (int i = 0; i < CONSUMERS * CHUNKS<Out>; ++i) mbarrier_init(arrivals + 8 * i, 1);
     fence_mbarrier_init();
+  } else if (threadIdx.x == 32) {
+    prefetch_tensormaps(a_map, b_map, c_map, plain);
+    if (L2_PREFETCH > 0) {
+      const int steps = count > L2_PREFETCH ? L2_PREFETCH_FIRST : count;
+      SharesA::prefetch_l2(&a_map, m, wave.a_box, first, steps, n / BLOCK_N, wave.cols);
+      SharesB::prefetch_l2(&b_map, n, wave.b_box, first, steps, m / BLOCK_M, wave.rows);
+    }
   }
-  const int used = min(count, STAGES<B>);
   zero_rows<THREADS>(stages, STAGE_BYTES<B>, used, SharesA::rows(wave.a_box), BLOCK_M);
   zero_rows<THREADS>(stages + A_BYTES, STAGE_BYTES<B>, used, SharesB::rows(wave.b_box), BLOCK_N);
   __syncthreads();
@@ -86,11 +91,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     barrier_cluster_wait();
   }
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
-  if (L2_PREFETCH > 0 && produces) {
-    const int steps = count > L2_PREFETCH ? L2_PREFETCH_FIRST : count;
-    SharesA::prefetch_l2(&a_map, m, wave.a_box, first, steps, n / BLOCK_N, wave.cols);
-    SharesB::prefetch_l2(&b_map, n, wave.b_box, first, steps, m / BLOCK_M, wave.rows);
-  }
   griddepcontrol_wait();
   // Not before, or kernels wait beside each other: 64 cubed 1.57 to 1.37 us (one_wave_tile.py).
   if (wave.pdl) griddepcontrol_launch_dependents();
@@ -98,16 +98,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (warp >= 4 * CONSUMERS) {
     if constexpr (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
     if (produces) {
-      const uint32_t bytes = 128 * (SharesA::rows(wave.a_box) + SharesB::rows(wave.b_box));
-      const uint16_t above = block.above(), beside = block.beside();
-      uint32_t stage = 0, phase = 0;
-      for (int i = 0; i < count; ++i) {
+      uint32_t stage = ahead % STAGES<B>, phase = ahead / STAGES<B>;
+      for (int i = ahead; i < count; ++i) {
         mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
-        const uint32_t barrier = full + 8 * stage, to = ring + stage * STAGE_BYTES<B>;
-        const int k = (first + i) * BLOCK_K;
-        mbarrier_arrive_expect_tx(barrier, bytes);
-        SharesA::load(to, &a_map, barrier, block.n, beside, m, k, wave.a_box, wave.a_once);
-        SharesB::load(to + A_BYTES, &b_map, barrier, block.m, above, n, k, wave.b_box, wave.b_once);
+        load_step(i, stage);
         if (++stage == STAGES<B>) stage = 0, phase ^= 1;
       }
     }
@@ -243,7 +237,8 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
                   number(rows), number(cols), cols == CLUSTER_N, rows == CLUSTER_M,
                   Shares<Major::K, BLOCK_M, A_PEERS>::box(gemm.c.rows),
                   Shares<Major::K, BLOCK_N, B_PEERS>::box(gemm.c.cols),
-                  plan.no_pdl == 0, DIVIDES ? number(rows) * BLOCK_M : 0, Divisor::of(rows * cols),
-                  Divisor::of(splits), Divisor::of(std::min(rows / CLUSTER_M, cols / CLUSTER_N))};
+                  plan.no_pdl == 0, DIVIDES ? number(rows) * BLOCK_M : 0,
+                  Divisor::of(rows * cols), Divisor::of(splits),
+                  Divisor::of(std::min(rows / CLUSTER_M, cols / CLUSTER_N))};
   return start(gemm, wave, stream);
 }

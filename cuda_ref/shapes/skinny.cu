@@ -29,23 +29,14 @@ constexpr int MOST_M = 128;
 constexpr int MOST_STAGES = 16;
 constexpr uint32_t SM_BYTES = 220 * 1024;  // for the rings of all blocks of an SM
 constexpr int L2_PREFETCH = 4;  // stages, before the kernel before this one has finished
+constexpr int AT_ONCE = 8;  // steps that are loaded before the warps of a block have met
 constexpr int PDL_STEPS = 8;  // stages before its last at which a block lets the next kernel begin
-
-struct Schedule {
-  int K, splits, stages;
-  int a_rows;     // of A that arrive for a step
-  int tiles;      // of BLOCK_N columns; with fewer clusters each takes several in turn
-  bool persists;  // then the sums lie behind the ring, not in its place
-  bool pdl;     // every block has an SM, on which the next kernel may begin
-  bool plain;     // nothing follows the product
-  Rows sums;      // of a part of K, for the kernel that adds them; of a cluster's no data
-};
 
 // `c` has rows of neighbours: those of C, or with c_transposed its columns.
 template <typename In, typename Out, Major A, Major B, int TILE_M, int BLOCK_N>
 __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
     skinny(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
-           Rows c, bool c_transposed, Epilogue<float> epilogue, Schedule schedule) {
+           Rows c, bool c_transposed, Epilogue<float> epilogue, SkinnySchedule schedule) {
   using Tile = Shape<TILE_M, BLOCK_N, B>;
   constexpr uint32_t STAGE_BYTES = Tile::STAGE_BYTES, B_BYTES = Tile::B_BYTES;
   constexpr int CONSUMERS = Tile::CONSUMERS;
@@ -57,10 +48,11 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
 
   const int splits = schedule.splits, stages = schedule.stages;
   const bool meets = splits > 1 && schedule.sums.data == nullptr;  // in a cluster, of these blocks
-  const int64_t k_tiles = (schedule.K - 1) / BLOCK_K + 1;
-  const int start = blockIdx.x / splits, step = gridDim.x / splits;
-  const int rank = blockIdx.x - start * splits;
-  const int first = k_tiles * rank / splits, count = k_tiles * (rank + 1) / splits - first;
+  const Divisor& by_splits = schedule.by_splits;
+  const int k_tiles = (schedule.K - 1) / BLOCK_K + 1;
+  const int start = by_splits.quotient(blockIdx.x), rank = blockIdx.x - start * splits;
+  const int first = by_splits.quotient(k_tiles * rank);
+  const int count = by_splits.quotient(k_tiles * (rank + 1)) - first;
   // Behind the ring lie the sums of a block that persists, or what the others of a cluster send.
   const uint32_t behind = ring + stages * STAGE_BYTES;
   const uint32_t sums_at = schedule.persists ? behind : ring;
@@ -68,53 +60,57 @@ __global__ void __launch_bounds__(Shape<TILE_M, BLOCK_N, B>::THREADS)
     return Share{c_transposed ? min(c.rows - n, BLOCK_N) : c.rows, splits};
   };
 
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < stages; ++stage) {
-      mbarrier_init(full + 8 * stage, 1);
-      mbarrier_init(empty + 8 * stage, CONSUMERS / 32);
-    }
+  const auto load_step = [&](int tile, int i, uint32_t stage) {
+    const int k = (first + i) * BLOCK_K;
+    const uint32_t barrier = full + 8 * stage, b_tile = ring + stage * STAGE_BYTES;
+    mbarrier_arrive_expect_tx(barrier, (BLOCK_N + schedule.a_rows) * 128);
+    each_box_of_b<Tile, B>(tile * BLOCK_N, k, [&](uint32_t at, int inner, int outer) {
+      cp_async_bulk_tensor_2d_evict_first(b_tile + at, &b_map, barrier, inner, outer);
+    });
+    load_tile<A, TILE_M>(b_tile + B_BYTES, &a_map, barrier, 0, k);
+  };
+  // A block waits for its first loads above all. So three warps begin side by side, and the one
+  // that produces loads some steps before they meet: these need no stage that was read.
+  const int used = min(count, stages), ahead = min(used, AT_ONCE);
+  if (threadIdx.x == CONSUMERS) {
+    for (int stage = 0; stage < stages; ++stage) mbarrier_init(full + 8 * stage, 1);
+    fence_mbarrier_init();
+    griddepcontrol_wait();
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) load_step(start, i, i);
+  } else if (threadIdx.x == 0) {
+    for (int stage = 0; stage < stages; ++stage) mbarrier_init(empty + 8 * stage, CONSUMERS / 32);
     if (meets && c_transposed)
       expect_partials<TILE_M>(received, share_of(start * BLOCK_N), rank);
     if (meets && !c_transposed)
       expect_partials<BLOCK_N>(received, share_of(start * BLOCK_N), rank);
     fence_mbarrier_init();
+  } else if (threadIdx.x == 32) {
+    prefetch_tensormap(&a_map);
+    prefetch_l2<Tile, A, B, TILE_M>(&a_map, &b_map, start, first, min(used, L2_PREFETCH));
   }
   zero_rows<Tile::THREADS>(shared + (ring - shared_address(shared)) + B_BYTES, STAGE_BYTES,
-                           schedule.persists ? stages : min(count, stages), schedule.a_rows,
-                           TILE_M);
+                           schedule.persists ? stages : used, schedule.a_rows, TILE_M);
   __syncthreads();
   if (meets) barrier_cluster_arrive_relaxed();
 
+  // Only where K is whole does a block take more than one tile.
+  const int step = gridDim.x;
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
   if (warp == CONSUMERS / 32) {
     if (threadIdx.x == CONSUMERS) {
-      prefetch_tensormap(&a_map);
-      for (int i = 0; i < count && i < min(stages, L2_PREFETCH); ++i) {
-        const int k = (first + i) * BLOCK_K;
-        each_box_of_b<Tile, B>(start * BLOCK_N, k, [&](uint32_t, int inner, int outer) {
-          cp_async_bulk_prefetch_tensor_2d(&b_map, inner, outer);
-        });
-        if (start >= 4) continue;  // all tiles have the same A
-        each_box<A, TILE_M>(0, k, [&](uint32_t, int inner, int outer) {
-          cp_async_bulk_prefetch_tensor_2d(&a_map, inner, outer);
-        });
-      }
-      griddepcontrol_wait();
-      uint32_t stage = 0, phase = 0;
+      uint32_t stage = ahead < stages ? ahead : 0, phase = ahead == stages;
+      const int lets_next = count < PDL_STEPS ? count : max(count - PDL_STEPS, ahead);
+      int loaded = ahead;
       for (int tile = start; tile < schedule.tiles; tile += step) {
-        for (int i = 0; i < count; ++i) {
-          const int k = (first + i) * BLOCK_K;
+        for (int i = loaded; i < count; ++i) {
           mbarrier_try_wait_parity(empty + 8 * stage, phase ^ 1);
-          const uint32_t barrier = full + 8 * stage, b_tile = ring + stage * STAGE_BYTES;
-          mbarrier_arrive_expect_tx(barrier, (BLOCK_N + schedule.a_rows) * 128);
-          each_box_of_b<Tile, B>(tile * BLOCK_N, k, [&](uint32_t at, int inner, int outer) {
-            cp_async_bulk_tensor_2d_evict_first(b_tile + at, &b_map, barrier, inner, outer);
-          });
-          load_tile<A, TILE_M>(b_tile + B_BYTES, &a_map, barrier, 0, k);
+          load_step(tile, i, stage);
           if (++stage == stages) stage = 0, phase ^= 1;
           // The next kernel may take what room there is.
-          if (schedule.pdl && i == count - PDL_STEPS) griddepcontrol_launch_dependents();
+          if (schedule.pdl && i == lets_next) griddepcontrol_launch_dependents();
         }
+        loaded = 0;
       }
       griddepcontrol_launch_dependents();
     }
@@ -235,9 +231,10 @@ int tcgemm_launch(const tcgemm::Gemm& asked, cudaStream_t stream) {
               meets ? splits : 1, dim3(Tile::THREADS), stages * Tile::STAGE_BYTES + behind + 1024,
               stream, a_map, b_map, rows_of(by_rows.c, gemm.out), c_transposed,
               epilogue_of<float>(by_rows),
-              Schedule{K, splits, stages, loaded_rows(a_major, M, rows), static_cast<int>(tiles),
-                       persists, !persists && tiles * splits <= sms, is_plain(gemm),
-                       rows_of(sums, DType::f32)});
+              SkinnySchedule{K, splits, stages, loaded_rows(a_major, M, rows),
+                             static_cast<int>(tiles), persists,
+                             !persists && tiles * splits <= sms, is_plain(gemm),
+                             Divisor::of(splits), rows_of(sums, DType::f32)});
         };
         return b_major == Major::K ? start(std::integral_constant<Major, Major::K>{})
                                    : start(std::integral_constant<Major, Major::MN>{});

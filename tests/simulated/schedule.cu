@@ -28,10 +28,8 @@ template <bool SHARES_A>
 int launch_places(const Gemm& gemm, cudaStream_t stream) {
   const int cluster = plan_of(gemm).cluster, rows = static_cast<int>(gemm.a.rows),
             cols = static_cast<int>(gemm.b.cols);
-  const Schedule<SIDE, SIDE, GROUP_M, SHARES_A> schedule{
-      rows * SIDE, cols * SIDE, cluster, plan_of(gemm).groups, 1, 1,
-      SHARES_A ? rows : static_cast<int>(ceil_div(rows, cluster)),
-      SHARES_A ? static_cast<int>(ceil_div(cols, cluster)) : cols, SIDE};
+  const auto schedule = Schedule<SIDE, SIDE, GROUP_M, SHARES_A>::of(
+      rows * SIDE, cols * SIDE, cluster, plan_of(gemm).groups, true, true, rows, cols, SIDE);
   return launch(places<SHARES_A>, dim3(1), dim3(1), 0, stream, schedule,
                 static_cast<float*>(gemm.c.data));
 }

@@ -56,10 +56,10 @@ constexpr uint32_t STAGE_BYTES = A_BYTES + B_ROWS<B> * BLOCK_K * 2;
 template <Major B>
 constexpr int STAGES =
     std::min<int>(NUM_STAGES, (MOST_SHARED_BYTES - CHUNKS_AT) / STAGE_BYTES<B>);
-// Steps along K that the blocks prefetch into the L2 while the kernel before still runs, each of them
-// once: all where there are no more than L2_PREFETCH (512 cubed 2.75 to 2.34 us), else
-// L2_PREFETCH_FIRST.
-constexpr int L2_PREFETCH = BLOCK_M * BLOCK_N <= 64 * 64 ? 16 : DIVIDES ? 4 : 0;
+// Steps along K that the blocks ask for to be brought into the L2 as they begin, each of them once:
+// all where there are no more than L2_PREFETCH (512 cubed 2.75 to 2.34 us), else L2_PREFETCH_FIRST.
+// Blocks of a cluster cannot load before all of it have begun.
+constexpr int L2_PREFETCH = BLOCK_M * BLOCK_N <= 64 * 64 ? 16 : DIVIDES || CLUSTER > 1 ? 4 : 0;
 constexpr int L2_PREFETCH_FIRST = 4;
 // Steps along K of large tiles from which on the grid starts when the kernel ahead has ended. Blocks
 // that start early take the SMs in the order in which these come free, and those that share rows of A
@@ -94,6 +94,9 @@ constexpr bool FUSES = BLOCK_N % 64 == 0 && !CHUNKS_IN_RING<Out, Major::K>;  // 
 template <typename Out, Major B>
 constexpr uint32_t RING_AT = CHUNKS_AT + (CHUNKS_IN_RING<Out, B> ? 0 : ALL_CHUNKS<Out>);
 static_assert(8 * (2 * NUM_STAGES + CONSUMERS * CHUNKS<float>) <= CHUNKS_AT, "barriers come first");
+
+// Steps along K that are loaded before a block's warps have met.
+constexpr int AT_ONCE = 4;
 
 // The shared memory of a block that takes so many steps along K. Few of them ask for little: an SM
 // that keeps its split of L1 and shared memory starts sooner.
@@ -206,6 +209,26 @@ struct Shares {
         each(rank, mn, (first + step) * BLOCK_K, box, [&](uint32_t, int inner, int outer) {
           cp_async_bulk_prefetch_tensor_2d(map, inner, outer);
         });
+  }
+};
+
+// The product, as a block sees it.
+struct Wave {
+  int M, N, k_tiles;
+  int splits;               // parts of K
+  int rows, cols;           // tiles of C, with those that fill up clusters
+  bool a_once, b_once;      // the blocks that read a panel of the operand are one cluster
+  int a_box, b_box;         // rows of a box of a K-major operand
+  bool pdl;                 // the next kernel may start while this one runs
+  int sums_rows;            // of the workspace, for each part of K
+  Divisor by_tiles, by_splits, by_side;  // the shorter side of C, in clusters
+
+  // The corner of a block's tile: along the shorter side first, so that who reads the same is near.
+  __device__ Tile corner(int index, InCluster block) const {
+    const int high = rows / CLUSTER_M, wide = cols / CLUSTER_N, at = index / CLUSTER;
+    const int far = by_side.quotient(at), near = at - far * min(high, wide);
+    const Tile tile = high <= wide ? Tile{near, far} : Tile{far, near};
+    return {(tile.m * CLUSTER_M + block.m) * BLOCK_M, (tile.n * CLUSTER_N + block.n) * BLOCK_N};
   }
 };
 

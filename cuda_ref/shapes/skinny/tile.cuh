@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "sm90/reduce.cuh"
+#include "tile/divisor.cuh"
 
 namespace tcgemm::sm90 {
 
@@ -34,6 +35,7 @@ struct Shape {
   static constexpr uint32_t A_TO_NEXT = SWAP_AB ? 0 : BYTES_PER_64_MN;
   static constexpr uint32_t B_BYTES = PANELS * PANEL_BYTES;  // in shared memory
   static constexpr uint32_t STAGE_BYTES = B_BYTES + TILE_M * BLOCK_K * 2;
+  static constexpr int WIDTH = BLOCK_N;
   // In either orientation.
   static constexpr uint32_t ACCUMULATOR_BYTES = 4 * std::max(TILE_M * pitch_of(BLOCK_N),
                                                      BLOCK_N * pitch_of(TILE_M));
@@ -53,6 +55,21 @@ __device__ __forceinline__ void each_box_of_b(int n, int k, Copy copy) {
   } else {
 #pragma unroll
     for (int i = 0; i < Tile::PANELS; ++i) copy(i * Tile::PANEL_BYTES, n + i * Tile::PANEL_N, k);
+  }
+}
+
+// Asks for the first steps of tile `tile` to be brought into the L2. All tiles have the same A.
+template <typename Tile, Major A, Major B, int TILE_M>
+__device__ __forceinline__ void prefetch_l2(const CUtensorMap* a_map, const CUtensorMap* b_map,
+                                            int tile, int first, int steps) {
+  for (int k = first * BLOCK_K; k < (first + steps) * BLOCK_K; k += BLOCK_K) {
+    each_box_of_b<Tile, B>(tile * Tile::WIDTH, k, [&](uint32_t, int inner, int outer) {
+      cp_async_bulk_prefetch_tensor_2d(b_map, inner, outer);
+    });
+    if (tile >= 4) continue;
+    each_box<A, TILE_M>(0, k, [&](uint32_t, int inner, int outer) {
+      cp_async_bulk_prefetch_tensor_2d(a_map, inner, outer);
+    });
   }
 }
 
@@ -93,6 +110,17 @@ inline int tile_rows(int M, int block_n) {
 inline int loaded_rows(Major a, int M, int rows) {
   return a == Major::K ? std::min(M, rows) : std::max(rows, PANEL);
 }
+
+struct SkinnySchedule {
+  int K, splits, stages;
+  int a_rows;     // of A that arrive for a step
+  int tiles;      // of BLOCK_N columns; with fewer clusters each takes several in turn
+  bool persists;  // then the sums lie behind the ring, not in its place
+  bool pdl;       // every block has an SM, on which the next kernel may begin
+  bool plain;     // nothing follows the product
+  Divisor by_splits;
+  Rows sums;      // of a part of K, for the kernel that adds them; of a cluster's no data
+};
 
 struct Settings {
   int block_n, splits;
