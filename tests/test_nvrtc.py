@@ -369,7 +369,7 @@ def test_a_tensor_map_is_refused_where_tma_cannot_read():
 
 
 CONSTANTS = {
-    "BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "SHARES_A": 0,
+    "BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "SHARES_A": 0, "GROUP_M": 12,
     "IN_ROWS_STEPS": 3, "OVERLAP_STEPS": 8, "UNIT_OVERLAP": 8,
 }  # fmt: skip
 
@@ -392,6 +392,16 @@ def test_the_schedule_by_hand(shape, shares_a, cluster, rows, cols, clusters):
     schedule, count = launchers.schedule_of(product, constants, 132)
     assert (schedule.M, schedule.N, schedule.cluster) == (M, N, cluster)
     assert (schedule.rows, schedule.cols, count) == (rows, cols, clusters)
+    together = 6 if cluster == 2 and not shares_a else 12
+    assert schedule.together == together
+    divisors = {
+        "by_matrix": rows * cols, "by_group": together * cols, "by_height": together,
+        "by_last": rows % together or together,
+    }  # fmt: skip
+    for name, d in divisors.items():
+        of = getattr(schedule, name)
+        for x in (*range(rows * cols), 2**31 - 1):
+            assert (x * of.factor // 2**32 + x) >> of.shift == x // d, (name, x)
 
 
 @pytest.mark.parametrize("cluster", [1, 2])

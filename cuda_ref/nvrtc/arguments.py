@@ -154,12 +154,28 @@ class Output(ctypes.Structure):
     )
 
 
+class Divisor(ctypes.Structure):
+    """tcgemm::Divisor."""
+
+    _fields_ = (("factor", ctypes.c_uint32), ("shift", ctypes.c_int32))
+
+    @classmethod
+    def of(cls, d: int) -> Divisor:
+        """Of a number from 1 to 2**31, as Divisor::of in csrc/tile/divisor.cuh."""
+        shift = (d - 1).bit_length()
+        return cls(((1 << shift) - d << 32) // d + 1, shift)
+
+
 class Schedule(ctypes.Structure):
     """tcgemm::sm90::Schedule, whatever its template arguments."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int32)
-        for name in ("M", "N", "cluster", "batch", "a_step", "b_step", "rows", "cols", "apart")
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in ("M", "N", "cluster", "batch", "a_step", "b_step", "rows", "cols", "apart")
+        ),
+        ("together", ctypes.c_int32),
+        *((name, Divisor) for name in ("by_matrix", "by_group", "by_height", "by_last")),
     )
 
 

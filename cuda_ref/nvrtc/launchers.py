@@ -17,6 +17,7 @@ from .arguments import (
     CHUNK_ROWS,
     ITEM,
     PANEL,
+    Divisor,
     Matrix,
     Operand,
     Output,
@@ -270,7 +271,12 @@ def schedule_of(
     rows, cols = (rows, -(-cols // cluster)) if c["SHARES_A"] else (-(-rows // cluster), cols)
     tiles = rows * cols
     waves = -(-tiles // (sms // cluster))
-    return Schedule(M, N, cluster, 1, 0, 0, rows, cols, apart), -(-tiles // waves)
+    together = c["GROUP_M"] if c["SHARES_A"] or cluster == 1 else c["GROUP_M"] // 2
+    of = tiles, min(together * cols, 2**31), together, (rows - 1) % together + 1
+    schedule = Schedule(
+        M, N, cluster, 1, 0, 0, rows, cols, apart, together, *map(Divisor.of, of)
+    )  # fmt: skip
+    return schedule, -(-tiles // waves)
 
 
 def _majors(p: Product) -> str:
@@ -326,7 +332,7 @@ LAUNCHERS: dict[str, Launcher] = {
         lambda p: f"wgmma_persistent<{p.types}, {_majors(p)}, tcgemm::sm90::Plain>",
         (
             *(*_TILE, "BLOCK_K", "THREADS", "SHARED_BYTES", "A_BOX", "B_BOX", "SHARES_A"),
-            *("L2_PREFETCH", "IN_ROWS_STEPS", "OVERLAP_STEPS", "UNIT_OVERLAP"),
+            *("GROUP_M", "L2_PREFETCH", "IN_ROWS_STEPS", "OVERLAP_STEPS", "UNIT_OVERLAP"),
         ),
         _persistent,
     ),
